@@ -1,0 +1,47 @@
+"""Engines carry out a round's orders. The plain one trains one device after another in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from whalefl.federation.local_training import Order, Outcome, Training, train_slice
+from whalefl.subnet.aggregation import PartialSums
+from whalefl.subnet.slicing import Weights, cut
+from whalefl.tasks.task import Shape, Task
+
+
+class Engine(Protocol):
+    """Whatever can train a round: what comes back are sums of slices and one outcome for each order."""
+
+    def train(self, weights: Weights, orders: Sequence[Order]) -> tuple[PartialSums, list[Outcome]]: ...
+
+
+class PlainEngine:
+    """One device after another, on one model per shape that stays in memory."""
+
+    def __init__(self, task: Task, training: Training) -> None:
+        self.task = task
+        self.training = training
+        self._models: dict[tuple[int, ...], nn.Module] = {}
+
+    def train(self, weights: Weights, orders: Sequence[Order]) -> tuple[PartialSums, list[Outcome]]:
+        sums, outcomes = PartialSums(self.task.axes), []
+        for order in orders:
+            model = self._model(Shape.of(order.plan, order.width))
+            piece = cut(self.task.axes, weights, order.plan)
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    parameter.copy_(piece[name])
+            outcomes.append(train_slice(self.task, model, self.training, order))
+            sums.add(order.contribution, dict(model.named_parameters()))
+        return sums, outcomes
+
+    def _model(self, shape: Shape) -> nn.Module:
+        key = tuple(shape.sizes.values())
+        if key not in self._models:
+            self._models[key] = self.task.build(shape).train()
+        return self._models[key]

@@ -1,0 +1,132 @@
+"""Accuracy of the global model, with batch-norm statistics gathered anew from a few samples of every device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from whalefl.errors import require
+from whalefl.rng import stream
+from whalefl.subnet.slicing import Weights
+from whalefl.tasks.layers import StaticBatchNorm
+from whalefl.tasks.partition import Share
+from whalefl.tasks.task import Task
+
+_CHUNK = 1000  # samples in one forward pass
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """Evaluate after every `every`-th round, with statistics over at most `calibration` samples of each device."""
+
+    every: int = 1
+    calibration: int = 500
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, "every", self.every, "at least 1")
+        require(self.calibration >= 1, "calibration", self.calibration, "at least 1")
+
+
+@dataclass(frozen=True)
+class Score:
+    """The global model on the whole test set."""
+
+    accuracy: float
+    loss: float
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Count, sum and sum of squares of each channel that enters a batch norm; those of several parties add up."""
+
+    count: int
+    total: Tensor
+    squares: Tensor
+
+    def __add__(self, other: Moments) -> Moments:
+        return Moments(self.count + other.count, self.total + other.total, self.squares + other.squares)
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance."""
+        mean = self.total / self.count
+        variance = (self.squares / self.count - mean**2).clamp(min=0)
+        return mean.float(), variance.float()
+
+
+def calibration_indices(settings: EvaluationSettings, shares: Sequence[Share], seed: int) -> NDArray[np.int64]:
+    """The samples over which statistics are taken: some of every device, shuffled so that all batches are mixed."""
+    chosen = [
+        stream(seed, "calibration", device).permutation(share.indices)[: settings.calibration]
+        for device, share in enumerate(shares)
+    ]
+    return stream(seed, "calibration").permutation(np.concatenate(chosen))
+
+
+def evaluate(task: Task, model: nn.Module, weights: Weights, calibration: NDArray[np.int64]) -> Score:
+    """Load the weights, gather statistics, and score the whole test set."""
+    model.eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+        gather_statistics(model, lambda: _chunks(task, task.train.inputs[torch.from_numpy(calibration)]))
+        logits = torch.cat([model(inputs).flatten(0, -2) for inputs in _chunks(task, task.test.inputs)])
+        targets = task.test.targets.flatten()
+        return Score(
+            accuracy=float((logits.argmax(dim=-1) == targets).double().mean()),
+            loss=float(F.cross_entropy(logits, targets)),
+        )
+
+
+def gather_statistics(model: nn.Module, batches: Callable[[], Iterator[Tensor]], passes: int = 1) -> None:
+    """Set every batch norm's statistics to those of the inputs it sees over all batches.
+
+    In the first pass each batch is normalised by its own statistics, which for one batch, or for batches that are
+    mixed alike, are those of the union. Every further pass normalises by the pooled statistics of the pass before,
+    after which one more layer is exact: as many passes as there are batch norms make unlike batches equal to their union.
+    """
+    for _, norm in _norms(model):
+        norm.statistics = None
+    for _ in range(passes):
+        merged: dict[str, Moments] = {}
+        for inputs in batches():
+            for name, moments in observed_moments(model, inputs).items():
+                merged[name] = merged[name] + moments if name in merged else moments
+        for name, norm in _norms(model):
+            norm.statistics = merged[name].statistics()
+
+
+def observed_moments(model: nn.Module, inputs: Tensor) -> dict[str, Moments]:
+    """The moments of what enters every batch norm of the model in one forward pass."""
+    seen: dict[str, Moments] = {}
+
+    def observer(name: str) -> Callable[[nn.Module, tuple[Tensor]], None]:
+        def observe(_norm: nn.Module, args: tuple[Tensor]) -> None:
+            x = args[0].double()
+            over = [d for d in range(x.ndim) if d != 1]
+            seen[name] = Moments(x.numel() // x.shape[1], x.sum(over), x.square().sum(over))
+
+        return observe
+
+    hooks = [norm.register_forward_pre_hook(observer(name)) for name, norm in _norms(model)]
+    try:
+        with torch.no_grad():
+            model(inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def _norms(model: nn.Module) -> list[tuple[str, StaticBatchNorm]]:
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, StaticBatchNorm)]
+
+
+def _chunks(task: Task, inputs: Tensor) -> Iterator[Tensor]:
+    for start in range(0, len(inputs), _CHUNK):
+        yield task.prepare(inputs[start : start + _CHUNK])

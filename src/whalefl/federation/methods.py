@@ -1,0 +1,59 @@
+"""A method is a pair: which indices a device gets (extraction) and how big a part (policy)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from whalefl.errors import require_one_of
+from whalefl.scheduling.policies import Policy, Whale, fixed, full, uniform
+from whalefl.subnet.plans import EXTRACTIONS, Extraction
+
+METHODS = {
+    "fedavg": ("prefix", "full"),
+    "heterofl": ("prefix", "fixed"),
+    "feddropout": ("random", "fixed"),
+    "fedrolex": ("rolling", "fixed"),
+    "whale": ("prefix", "whale"),
+    "whaledropout": ("random", "whale"),
+    "whalerolex": ("rolling", "whale"),
+}
+"""The seven methods of the paper by name."""
+
+POLICIES = ("full", "fixed", "whale", "whale-se", "whale-te", "random")
+
+
+@dataclass(frozen=True)
+class Method:
+    """Extraction and policy; neither knows of the other."""
+
+    extraction: Extraction
+    policy: Policy
+
+
+def check_method(name: str) -> tuple[str, str]:
+    """The extraction and policy that a name stands for: one of METHODS, or any pair written `extraction+policy`."""
+    if "+" not in name:
+        require_one_of("method", name, [*METHODS, "EXTRACTION+POLICY"])
+        return METHODS[name]
+    extraction, _, policy = name.partition("+")
+    require_one_of("method's extraction", extraction, EXTRACTIONS)
+    require_one_of("method's policy", policy, POLICIES)
+    return extraction, policy
+
+
+def make_method(name: str, whale: Whale | None = None, seed: int = 0) -> Method:
+    """The method called `name`; `whale` sets the adaptive policies, `seed` the random one."""
+    extraction, policy = check_method(name)
+    return Method(EXTRACTIONS[extraction], _policy(policy, whale or Whale(), seed))
+
+
+def _policy(name: str, whale: Whale, seed: int) -> Policy:
+    if name == "full":
+        return full()
+    if name == "fixed":
+        return fixed()
+    if name == "random":
+        return uniform(seed)
+    if name == "whale":
+        return replace(whale, parts="both")
+    return replace(whale, parts="system" if name == "whale-se" else "training")

@@ -1,0 +1,276 @@
+"""One round as two pure functions: `open_round` hands out orders, `close_round` turns what came back into a new state.
+
+Nothing here trains, waits or writes: an engine carries the orders out in between, in a simulator or over a network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from torch import Tensor
+
+from whalefl.federation.local_training import Order, Outcome, Training
+from whalefl.federation.methods import Method
+from whalefl.fleet.devices import Device
+from whalefl.fleet.energy import energy_spent
+from whalefl.fleet.knowledge import Knowledge, known_conditions, measure
+from whalefl.fleet.latency import LatencySettings, Workload, expected_delay, memory_level, true_delay
+from whalefl.fleet.weather import Sky
+from whalefl.rng import Seeds, stream
+from whalefl.scheduling.fisher import FisherSettings, Window, push
+from whalefl.scheduling.policies import Announcement, Choice, ServerMemory
+from whalefl.subnet.aggregation import Contribution, PartialSums
+from whalefl.subnet.coverage import LastTrained, cover
+from whalefl.tasks.partition import Share
+from whalefl.tasks.task import Task
+from whalefl.values import Conditions, Delay, DeviceReport, Ladder, Profile, RoundRecord
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """How slices are averaged: every device alike or by its `samples`; label rows only over owners of the label."""
+
+    weighting: Literal["devices", "samples"] = "devices"
+    label_ownership: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """A device as the federation knows it: hardware, data, and what each level costs it."""
+
+    device: Device
+    profile: Profile
+    share: Share
+    works: tuple[Workload, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Everything that stays the same from round to round."""
+
+    task: Task
+    method: Method
+    ladder: Ladder
+    members: tuple[Member, ...]
+    sky: Sky
+    training: Training
+    fisher: FisherSettings
+    latency: LatencySettings
+    aggregation: Aggregation
+    seeds: Seeds
+    clients_per_round: int | None = None
+
+
+@dataclass(frozen=True)
+class DeviceState:
+    """What a device keeps between rounds: its Fisher window, its knowledge, and its place in its data."""
+
+    window: Window = ()
+    knowledge: Knowledge = field(default_factory=Knowledge)
+    consumed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Everything that changes from round to round."""
+
+    round: int
+    clock_s: float
+    weights: Mapping[str, Tensor]
+    devices: tuple[DeviceState, ...]
+    last_trained: LastTrained
+    memory: ServerMemory = ServerMemory()
+    reports: tuple[DeviceReport, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """A device in an open round: what it chose and why, and the order that follows from it."""
+
+    member: Member
+    choice: Choice
+    conditions: Conditions
+    expected: tuple[Delay, ...]
+    order: Order
+
+
+@dataclass(frozen=True, eq=False)
+class OpenRound:
+    """A round whose orders are out."""
+
+    round: int
+    announcement: Announcement
+    memory: ServerMemory
+    assignments: tuple[Assignment, ...]
+
+    @property
+    def orders(self) -> list[Order]:
+        return [assignment.order for assignment in self.assignments]
+
+
+def open_round(federation: Federation, state: State) -> OpenRound:
+    """Announce, let every selected device choose its level, and turn each choice into an order."""
+    number = state.round + 1
+    memory, announcement = federation.method.policy.announce(state.memory, number, state.reports)
+    assignments = tuple(_assign(federation, state, announcement, member) for member in _selected(federation, number))
+    return OpenRound(number, announcement, memory, assignments)
+
+
+def _selected(federation: Federation, number: int) -> Sequence[Member]:
+    count = federation.clients_per_round
+    if count is None or count >= len(federation.members):
+        return federation.members
+    rng = stream(federation.seeds.training, "selection", number)
+    return [federation.members[i] for i in np.sort(rng.permutation(len(federation.members))[:count])]
+
+
+def _assign(federation: Federation, state: State, announcement: Announcement, member: Member) -> Assignment:
+    own = state.devices[member.device.index]
+    true = federation.sky.conditions(member.device, state.clock_s)
+    known = known_conditions(federation.latency, own.knowledge, true)
+    expected = tuple(expected_delay(federation.latency, member.device, work, known) for work in member.works)
+    choice = federation.method.policy.choose(announcement, member.profile, known, expected, own.window)
+    # Whatever a policy wants, a slice that does not fit into the free memory cannot be trained.
+    level = max(choice.level, memory_level(member.works, true.free_memory_mb))
+    order = _order(federation, announcement.round, member, own, level)
+    return Assignment(member, Choice(level, choice.utility), true, expected, order)
+
+
+def _order(federation: Federation, number: int, member: Member, own: DeviceState, level: int) -> Order:
+    task, seed, device = federation.task, federation.seeds.training, member.device.index
+    batches, batch = member.profile.batches, federation.training.batch
+    extraction, ladder = federation.method.extraction, federation.ladder
+    plan = extraction.plan(task.axes, ladder.width(level), number, device, seed)
+    unit = extraction.plan(task.axes, ladder.width(ladder.levels), number, device, seed)
+    owned, samples = member.share.owned, len(member.share.indices)
+    steps, draws = _fisher_draws(federation, number, member)
+    return Order(
+        device=device,
+        level=level,
+        width=ladder.width(level),
+        contribution=Contribution(
+            plan=plan,
+            owned=owned if federation.aggregation.label_ownership else None,
+            weight=float(samples) if federation.aggregation.weighting == "samples" else 1.0,
+        ),
+        batches=draw_batches(member.share, own.consumed, batches, batch, device, seed),
+        labels=owned if federation.training.masked_logits else None,
+        fisher_steps=steps,
+        fisher_draws=draws,
+        unit_plan=unit,
+    )
+
+
+def draw_batches(
+    share: Share, consumed: int, batches: int, batch: int, device: int, seed: int
+) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """The next full mini-batches of a device: its data reshuffled for every pass, going on where it stopped."""
+    size = len(share.indices)
+    places = consumed + np.arange(batches * batch)
+    passes = np.unique(places // size)
+    orders = {int(p): stream(seed, "batches", device, int(p)).permutation(share.indices) for p in passes}
+    chosen = np.concatenate([orders[int(p)][places[places // size == p] % size] for p in passes])
+    return chosen.reshape(batches, batch)
+
+
+def _fisher_draws(
+    federation: Federation, number: int, member: Member
+) -> tuple[tuple[int, ...], np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+    """On which mini-batches Fisher information is measured, and the chance with which labels are drawn there.
+
+    The mini-batches are drawn too, the same for all devices of a round, so that measuring fewer of them changes the
+    expected mean in nothing.
+    """
+    predictions = (federation.training.batch, *federation.task.train.targets.shape[1:])
+    if not federation.method.policy.needs_fisher:
+        return (), np.empty((0, *predictions), dtype=np.float32)
+    seed, batches = federation.seeds.training, member.profile.batches
+    measured = min(federation.fisher.batches, batches)
+    steps = np.sort(stream(seed, "fisher steps", number).permutation(batches)[:measured])
+    draws = stream(seed, "fisher labels", member.device.index, number)
+    return tuple(int(s) for s in steps), draws.random((measured, *predictions), dtype=np.float32)
+
+
+def close_round(
+    federation: Federation,
+    state: State,
+    opened: OpenRound,
+    sums: PartialSums,
+    outcomes: Sequence[Outcome],
+) -> tuple[State, RoundRecord]:
+    """Average what arrived, move the clock by the slowest device, and let every device learn from its round."""
+    by_device = {outcome.device: outcome for outcome in outcomes}
+    devices, reports = list(state.devices), []
+    for assignment in opened.assignments:
+        index = assignment.member.device.index
+        delay = _true_delay(federation, state, assignment)
+        reports.append(_report(federation, assignment, delay, by_device[index]))
+        devices[index] = _learnt(federation, devices[index], assignment, delay, by_device[index])
+    contributions = [assignment.order.contribution for assignment in opened.assignments]
+    coverage, last_trained = cover(federation.task.axes, contributions, state.last_trained, opened.round)
+    round_s = max(report.true.total_s for report in reports)
+    after = State(
+        round=opened.round,
+        clock_s=state.clock_s + round_s,
+        weights=sums.average(state.weights),
+        devices=tuple(devices),
+        last_trained=last_trained,
+        memory=opened.memory,
+        reports=tuple(reports),
+    )
+    record = RoundRecord(
+        round=opened.round,
+        time_s=after.clock_s,
+        round_s=round_s,
+        accuracy=None,
+        loss=None,
+        train_loss=sum(report.loss for report in reports) / len(reports),
+        threshold=opened.announcement.threshold,
+        preferred_s=opened.announcement.preferred_s,
+        coverage=coverage,
+        devices=after.reports,
+    )
+    return after, record
+
+
+def _true_delay(federation: Federation, state: State, assignment: Assignment) -> Delay:
+    member = assignment.member
+    work = member.works[assignment.choice.level - 1]
+    return true_delay(federation.latency, federation.sky, member.device, work, assignment.conditions, state.clock_s)
+
+
+def _report(federation: Federation, assignment: Assignment, delay: Delay, outcome: Outcome) -> DeviceReport:
+    member, conditions, level = assignment.member, assignment.conditions, assignment.choice.level
+    work, fisher = member.works[level - 1], outcome.fisher
+    return DeviceReport(
+        device=member.device.index,
+        kind=member.device.kind,
+        level=level,
+        loss=outcome.loss,
+        utility=assignment.choice.utility,
+        fisher=None if fisher is None else sum(fisher.trace) / len(fisher.trace),
+        known=assignment.expected[level - 1],
+        true=delay,
+        unit_s=assignment.expected[-1].total_s,
+        energy=energy_spent(member.device, delay, federation.sky.radio_power_w(conditions.link)),
+        link=conditions.link,
+        rate_mbps=conditions.rate_mbps,
+        slowdown=conditions.slowdown,
+        free_memory_mb=conditions.free_memory_mb,
+        bytes_up=work.upload_bits // 8,
+        bytes_down=work.download_bits // 8,
+    )
+
+
+def _learnt(
+    federation: Federation, own: DeviceState, assignment: Assignment, delay: Delay, outcome: Outcome
+) -> DeviceState:
+    work = assignment.member.works[assignment.choice.level - 1]
+    window = own.window
+    if outcome.fisher is not None:
+        window = push(window, outcome.fisher, federation.method.policy.window)
+    knowledge = measure(federation.latency, own.knowledge, assignment.member.device, work, assignment.conditions, delay)
+    return DeviceState(window, knowledge, own.consumed + assignment.order.batches.size)

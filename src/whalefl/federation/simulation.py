@@ -1,0 +1,162 @@
+"""A whole training run with a virtual clock, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from whalefl.errors import require, require_finite_number
+from whalefl.federation.engine import Engine, PlainEngine
+from whalefl.federation.evaluation import EvaluationSettings, calibration_indices, evaluate
+from whalefl.federation.local_training import Training
+from whalefl.federation.methods import Method
+from whalefl.federation.rounds import (
+    Aggregation,
+    DeviceState,
+    Federation,
+    Member,
+    State,
+    close_round,
+    open_round,
+)
+from whalefl.fleet.devices import Device, Fleet
+from whalefl.fleet.latency import LatencySettings, Workload
+from whalefl.fleet.weather import Sky, Weather
+from whalefl.rng import Seeds
+from whalefl.scheduling.fisher import FisherSettings
+from whalefl.subnet.coverage import never_trained
+from whalefl.tasks.costs import LevelCost, level_costs
+from whalefl.tasks.partition import Partition, Share, split
+from whalefl.tasks.task import Task
+from whalefl.values import Ladder, Profile, RoundRecord
+
+_BITS = 32  # fp32 weights on the air
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a federation runs, whatever its task, method and fleet.
+
+    A run ends after `rounds` rounds, or with the first round that ends after `horizon_s` virtual seconds.
+    """
+
+    rounds: int = 100
+    horizon_s: float | None = None
+    clients_per_round: int | None = None
+    ladder: Ladder = field(default_factory=Ladder)
+    partition: Partition = field(default_factory=Partition)
+    training: Training = field(default_factory=Training)
+    fisher: FisherSettings = field(default_factory=FisherSettings)
+    latency: LatencySettings = field(default_factory=LatencySettings)
+    aggregation: Aggregation = field(default_factory=Aggregation)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+
+    def __post_init__(self) -> None:
+        require(self.rounds >= 1, "rounds", self.rounds, "at least 1")
+        if self.horizon_s is not None:
+            require_finite_number("horizon_s", self.horizon_s, above=0)
+        if self.clients_per_round is not None:
+            require(self.clients_per_round >= 1, "clients_per_round", self.clients_per_round, "at least 1")
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """One finished round: its record, and the state after it (`state.weights` is the global model)."""
+
+    record: RoundRecord
+    state: State
+
+
+def simulate(
+    task: Task,
+    method: Method,
+    fleet: Fleet | None = None,
+    weather: Weather | None = None,
+    settings: Settings | None = None,
+    seeds: Seeds | None = None,
+    engine: Engine | None = None,
+) -> Iterator[Round]:
+    """Train a task with a method over a fleet; yields every round as it ends."""
+    settings, seeds = settings or Settings(), seeds or Seeds()
+    federation = assemble(task, method, fleet or Fleet(), weather or Weather(), settings, seeds)
+    engine = engine or PlainEngine(task, settings.training)
+    calibration = calibration_indices(
+        settings.evaluation, [member.share for member in federation.members], seeds.training
+    )
+    model = task.build(task.full)
+    state = first_state(federation)
+    while not finished(settings, state):
+        opened = open_round(federation, state)
+        sums, outcomes = engine.train(state.weights, opened.orders)
+        state, record = close_round(federation, state, opened, sums, outcomes)
+        if state.round % settings.evaluation.every == 0 or finished(settings, state):
+            score = evaluate(task, model, state.weights, calibration)
+            record = replace(record, accuracy=score.accuracy, loss=score.loss)
+        yield Round(record, state)
+
+
+def finished(settings: Settings, state: State) -> bool:
+    return state.round >= settings.rounds or state.clock_s >= (settings.horizon_s or float("inf"))
+
+
+def first_state(federation: Federation) -> State:
+    return State(
+        round=0,
+        clock_s=0.0,
+        weights=federation.task.initial_weights(federation.seeds.weights),
+        devices=tuple(DeviceState() for _ in federation.members),
+        last_trained=never_trained(federation.task.axes),
+    )
+
+
+def assemble(
+    task: Task, method: Method, fleet: Fleet, weather: Weather, settings: Settings, seeds: Seeds
+) -> Federation:
+    """Split the data over the fleet and work out what every level costs every device."""
+    devices = fleet.devices
+    labels = task.train.targets.numpy()
+    shares = split(settings.partition, labels, task.classes, len(devices), seeds)
+    costs = level_costs(task, settings.ladder)
+    measured = method.policy.needs_fisher
+    members = tuple(
+        _member(device, share, costs, settings, measured) for device, share in zip(devices, shares, strict=True)
+    )
+    return Federation(
+        task=task,
+        method=method,
+        ladder=settings.ladder,
+        members=members,
+        sky=Sky.over(weather, seeds.weather, devices),
+        training=settings.training,
+        fisher=settings.fisher,
+        latency=settings.latency,
+        aggregation=settings.aggregation,
+        seeds=seeds,
+        clients_per_round=settings.clients_per_round,
+    )
+
+
+def _member(device: Device, share: Share, costs: tuple[LevelCost, ...], settings: Settings, measured: bool) -> Member:
+    batch = settings.training.batch
+    batches = settings.training.batches(len(share.indices))
+    extra = settings.fisher.cost * min(settings.fisher.batches, batches) if measured else 0.0
+    works = tuple(
+        Workload(
+            level=cost.level,
+            samples=batch * (batches + extra),
+            flops=cost.flops,
+            upload_bits=_BITS * cost.parameters,
+            download_bits=_BITS * cost.parameters,
+            memory_mb=cost.memory_mb(batch),
+        )
+        for cost in costs
+    )
+    profile = Profile(device.index, device.kind, device.fixed_level, device.widest_level, batches)
+    return Member(device, profile, share, works)
+
+
+def use_one_thread() -> None:
+    """Small steps run faster on one thread, and only then is a run equal bit for bit wherever it is repeated."""
+    torch.set_num_threads(1)

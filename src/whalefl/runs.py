@@ -1,0 +1,92 @@
+"""The run folder: which files a run leaves behind, and how they are written so that none is ever half there.
+
+config.toml         the full configuration, every default included
+run.json            schema, version, the command that repeats the run, and its status
+metrics.jsonl       one RoundRecord a line, appended as rounds end
+model.safetensors   the final global model
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from whalefl.errors import WhaleflError
+from whalefl.values import RoundRecord
+
+SCHEMA = 1
+CONFIG, RUN, METRICS, MODEL = "config.toml", "run.json", "metrics.jsonl", "model.safetensors"
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Replace `path` in one step: a reader sees the old content or the new one, never a part of it."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_atomic(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run on disk. `create` makes it, the other methods fill and read it."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path, config_toml: str, command: str, version: str) -> RunFolder:
+        check_vacant(path)
+        path.mkdir(parents=True, exist_ok=True)
+        folder = cls(path)
+        write_atomic(path / CONFIG, config_toml.encode())
+        write_json(path / RUN, {"schema": SCHEMA, "version": version, "command": command, "status": "running"})
+        (path / METRICS).touch()
+        return folder
+
+    def append(self, record: RoundRecord) -> None:
+        line = json.dumps(asdict(record), separators=(",", ":"), allow_nan=False)
+        with (self.path / METRICS).open("a", encoding="utf8") as file:
+            file.write(line + "\n")
+
+    def finish(self, status: str) -> None:
+        write_json(self.path / RUN, {**self.meta(), "status": status})
+
+    def meta(self) -> dict[str, Any]:
+        meta: dict[str, Any] = json.loads((self.path / RUN).read_text(encoding="utf8"))
+        return meta
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """The rounds as plain dictionaries, in order."""
+        with (self.path / METRICS).open(encoding="utf8") as file:
+            for line in file:
+                yield json.loads(line)
+
+
+def check_vacant(path: Path) -> None:
+    """A run never writes into a folder that holds something already."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise WhaleflError(f"out is {str(path)!r}, which already exists and is not empty; name a new folder")
+
+
+def next_vacant(path: Path) -> Path:
+    """`path`, or the first of path-2, path-3 ... that does not exist yet."""
+    candidate, number = path, 1
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate

@@ -1,0 +1,1 @@
+"""How big a part of the model a device trains this round: Fisher information, utility, levels, policies."""

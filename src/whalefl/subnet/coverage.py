@@ -1,0 +1,106 @@
+"""How the devices of a round cover the model: which coordinates, by how many devices, with how many classes.
+
+The devices that train a coordinate are those that keep its position in every dimension. Positions that the same
+devices keep are counted together, so a round of prefix plans needs a few dozen cells for a model of any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from whalefl.subnet.aggregation import Contribution, count_devices
+from whalefl.subnet.axes import Axes, Dimension
+from whalefl.values import CountShare, Coverage
+
+LastTrained = Mapping[str, Tensor]
+"""parameter -> for each coordinate the last round in which a device trained it (0: never)."""
+
+Cells = tuple[NDArray[np.bool_], NDArray[np.int64]]
+"""Groups of coordinates: which devices train them (cells x devices), and how many coordinates each group has."""
+
+
+def never_trained(axes: Axes) -> LastTrained:
+    return {name: torch.zeros(shape, dtype=torch.int32) for name, shape in axes.shapes.items()}
+
+
+def cover(
+    axes: Axes, contributions: Sequence[Contribution], last: LastTrained, round: int
+) -> tuple[Coverage, LastTrained]:
+    """The coverage of a round, and the updated memory of when each coordinate was last trained."""
+    counts = count_devices(axes, contributions)
+    last = {name: torch.where(counts[name] > 0, round, old) for name, old in last.items()}
+    mean_last = sum(float(tensor.sum(dtype=torch.float64)) for tensor in last.values()) / axes.count
+    shares = count_shares(axes, contributions)
+    return (
+        Coverage(
+            least=min((s.devices for s in shares if s.devices > 0), default=0),
+            untouched=sum(s.share for s in shares if s.devices == 0),
+            mean_age=round - mean_last,
+            oldest_age=round - min(int(tensor.min()) for tensor in last.values()),
+            counts=shares,
+        ),
+        last,
+    )
+
+
+def count_shares(axes: Axes, contributions: Sequence[Contribution]) -> tuple[CountShare, ...]:
+    """For each number of devices: the share of coordinates trained by that many, and their mean number of classes."""
+    owners = _owners(contributions)
+    coordinates = np.zeros(len(contributions) + 1)
+    classes = np.zeros(len(contributions) + 1)
+    for trained, sizes in parameter_cells(axes, contributions):
+        devices = trained.sum(axis=1)
+        np.add.at(coordinates, devices, sizes)
+        if owners is not None:
+            seen = (trained.astype(np.float32) @ owners > 0).sum(axis=1)
+            np.add.at(classes, devices, seen * sizes)
+    return tuple(
+        CountShare(
+            devices=int(n),
+            share=float(coordinates[n] / axes.count),
+            classes=None if owners is None else float(classes[n] / coordinates[n]),
+        )
+        for n in np.flatnonzero(coordinates)
+    )
+
+
+def parameter_cells(axes: Axes, contributions: Sequence[Contribution]) -> Iterator[Cells]:
+    """The cells of every parameter: the intersections of the cells of its dimensions."""
+    for name, dims in axes.parameters.items():
+        trained, sizes = np.ones((1, len(contributions)), dtype=bool), np.ones(1, dtype=np.int64)
+        for d, dim in enumerate(dims):
+            label_rows = axes.labels.get(name) == d
+            more, lengths = _dimension_cells(axes, dim, contributions, label_rows)
+            trained = (trained[:, None, :] & more[None, :, :]).reshape(-1, len(contributions))
+            sizes = (sizes[:, None] * lengths[None, :]).reshape(-1)
+        yield trained, sizes
+
+
+def _dimension_cells(axes: Axes, dim: Dimension, contributions: Sequence[Contribution], label_rows: bool) -> Cells:
+    """The positions of one dimension, grouped by the devices that keep them."""
+    keeps = np.zeros((axes.size(dim), len(contributions)), dtype=bool)
+    for column, contribution in enumerate(contributions):
+        keeps[axes.positions(dim, contribution.plan), column] = True
+        if label_rows and contribution.owned is not None:
+            keeps[np.setdiff1d(np.arange(len(keeps)), contribution.owned), column] = False
+    packed = np.packbits(keeps, axis=1)
+    codes = packed.view(np.dtype((np.void, packed.shape[1]))).reshape(-1)
+    _, first, lengths = np.unique(codes, return_index=True, return_counts=True)
+    return keeps[first], lengths.astype(np.int64)
+
+
+def _owners(contributions: Sequence[Contribution]) -> NDArray[np.float32] | None:
+    """Devices x classes, one where a device owns a class; None where ownership is not known."""
+    owned = [c.owned for c in contributions]
+    known = [o for o in owned if o is not None]
+    if len(known) < len(owned) or not known:
+        return None
+    matrix = np.zeros((len(known), 1 + max(max(o, default=0) for o in known)), dtype=np.float32)
+    for row, labels in enumerate(known):
+        matrix[row, list(labels)] = 1
+    return matrix

@@ -1,0 +1,1 @@
+"""What is learnt: data, a model with named axes, and how the data is split over devices."""

@@ -1,0 +1,78 @@
+"""A task: examples to learn from and to be tested on, and a model that can be built at any width.
+
+A model of your own needs two things: a function that builds it from the sizes of its axes, and those axes declared
+beside it (see `whalefl.subnet.axes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from whalefl.errors import require
+from whalefl.rng import stream
+from whalefl.subnet.axes import Axes, Plan
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large to build a model: the size of every axis, and the share of the full width that this is."""
+
+    sizes: Mapping[str, int]
+    ratio: float = 1.0
+
+    def __getitem__(self, axis: str) -> int:
+        return self.sizes[axis]
+
+    @classmethod
+    def of(cls, plan: Plan, ratio: float) -> Shape:
+        return cls({axis: len(indices) for axis, indices in plan.items()}, ratio)
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Inputs and their targets, resident as tensors; images stay uint8 until they are used."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Data and model. `prepare` turns stored inputs into what the model takes (for images: normalises them)."""
+
+    name: str
+    axes: Axes
+    build: Callable[[Shape], nn.Module]
+    train: Examples
+    test: Examples
+    classes: int
+    prepare: Callable[[Tensor], Tensor]
+
+    def __post_init__(self) -> None:
+        require(len(self.train) > 0 and len(self.test) > 0, "examples", 0, "at least 1 to train and 1 to test on")
+        self.axes.check({name: tuple(p.shape) for name, p in self.blank(self.full).named_parameters()})
+
+    @property
+    def full(self) -> Shape:
+        """The shape of the whole model."""
+        return Shape(self.axes.sizes)
+
+    def blank(self, shape: Shape) -> nn.Module:
+        """The model without memory for its weights: for counting."""
+        with torch.device("meta"):
+            return self.build(shape)
+
+    def initial_weights(self, seed: int) -> dict[str, Tensor]:
+        """The global model before the first round."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(stream(seed, "weights").integers(np.iinfo(np.int64).max)))
+            model = self.build(self.full)
+        return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
