@@ -46,8 +46,7 @@ class Profile:
 class Conditions:
     """The state of one device and its link at one moment of virtual time.
 
-    `slowdown` multiplies every computing time (background load); `memory_level` is the widest level that the free
-    memory can hold.
+    `slowdown` multiplies every computing time (background load).
     """
 
     link: str
@@ -55,7 +54,6 @@ class Conditions:
     rate_mbps: float
     slowdown: float
     free_memory_mb: float
-    memory_level: int = 1
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,8 @@ def gather_statistics(model: nn.Module, batches: Callable[[], Iterator[Tensor]],
 
     In the first pass each batch is normalised by its own statistics, which for one batch, or for batches that are
     mixed alike, are those of the union. Every further pass normalises by the pooled statistics of the pass before,
-    after which one more layer is exact: as many passes as there are batch norms make unlike batches equal to their union.
+    after which one more layer is exact: as many passes as there are batch norms make unlike batches equal to their
+    union.
     """
     for _, norm in _norms(model):
         norm.statistics = None
@@ -107,9 +108,10 @@ def observed_moments(model: nn.Module, inputs: Tensor) -> dict[str, Moments]:
 
     def observer(name: str) -> Callable[[nn.Module, tuple[Tensor]], None]:
         def observe(_norm: nn.Module, args: tuple[Tensor]) -> None:
-            x = args[0].double()
-            over = [d for d in range(x.ndim) if d != 1]
-            seen[name] = Moments(x.numel() // x.shape[1], x.sum(over), x.square().sum(over))
+            x = args[0]
+            variance, mean = torch.var_mean(x, dim=[d for d in range(x.ndim) if d != 1], correction=0)
+            count, mean = x.numel() // x.shape[1], mean.double()
+            seen[name] = Moments(count, count * mean, count * (variance.double() + mean**2))
 
         return observe
 

@@ -78,13 +78,15 @@ def simulate(
     seeds: Seeds | None = None,
     engine: Engine | None = None,
 ) -> Iterator[Round]:
-    """Train a task with a method over a fleet; yields every round as it ends."""
+    """Train a task with a method over a fleet; yields every round as it ends. What is wrong is said at once."""
     settings, seeds = settings or Settings(), seeds or Seeds()
     federation = assemble(task, method, fleet or Fleet(), weather or Weather(), settings, seeds)
-    engine = engine or PlainEngine(task, settings.training)
-    calibration = calibration_indices(
-        settings.evaluation, [member.share for member in federation.members], seeds.training
-    )
+    return _rounds(federation, settings, engine or PlainEngine(task, settings.training))
+
+
+def _rounds(federation: Federation, settings: Settings, engine: Engine) -> Iterator[Round]:
+    task, shares = federation.task, [member.share for member in federation.members]
+    calibration = calibration_indices(settings.evaluation, shares, federation.seeds.training)
     model = task.build(task.full)
     state = first_state(federation)
     while not finished(settings, state):

@@ -25,9 +25,10 @@ class Weather:
     """How conditions change.
 
     The link is redrawn uniformly from `links` after Exp(`link_mean_s`). Background load is on or off for
-    Exp(`load_mean_s`) each and multiplies computing times by `load_factor` while it is on. With `fading`, a gain h ~ Exp(1) is drawn every
-    `fading_slot_s` and the rate is multiplied by clip(log2(1 + 10 h) / log2 11, 0.1, 1.2). The free share of a
-    device's memory is redrawn uniformly between `least_free_memory` and 1 after Exp(`memory_mean_s`).
+    Exp(`load_mean_s`) each and multiplies computing times by `load_factor` while it is on. With `fading`, a gain
+    h ~ Exp(1) is drawn every `fading_slot_s` and the rate is multiplied by clip(log2(1 + 10 h) / log2 11, 0.1, 1.2).
+    The free share of a device's memory is redrawn uniformly between `least_free_memory` and 1 after
+    Exp(`memory_mean_s`).
     `trace_power_w` is what a radio draws on a link that replays a trace.
     """
 

@@ -136,9 +136,9 @@ def uniform(seed: int) -> Policy:
 class Whale:
     """The paper's adaptive choice: utility = training efficiency x system efficiency^beta, against a threshold.
 
-    `preferred_s` is T, the preferred length of a round in seconds: a number, or "auto", the median over the fleet
-    of the time expected for the smallest slice in round 1. `threshold` is U_th: a number, or "auto", the `quantile` of the
-    utilities of rounds 2 .. D+1 (of those known so far until then), frozen afterwards. `parts` leaves one of the
+    `preferred_s` is T, the preferred length of a round in seconds: a number, or "auto", the median over the fleet of
+    the time expected for the smallest slice in round 1. `threshold` is U_th: a number, or "auto", the `quantile` of
+    the utilities of rounds 2 .. D+1 (of those known so far until then), frozen afterwards. `parts` leaves one of the
     two efficiencies out (whale-se, whale-te). `se_reference` names the slice whose delays the system efficiency is
     made of: "unit", as in the paper, or "full". `fisher` is the scalar made of the Fisher matrix.
     """

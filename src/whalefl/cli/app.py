@@ -1,0 +1,73 @@
+"""The commands and their options; what they do lies in modules that are imported only when they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Federated learning in which every device chooses, every round, how wide a slice of the model it trains.",
+)
+
+Task = Annotated[
+    str | None, typer.Argument(help="A task by name (digits, the default), or module:function for one of your own.")
+]
+Config = Annotated[Path | None, typer.Option(help="A TOML file, or the name of a preset, over the task's defaults.")]
+Rounds = Annotated[int | None, typer.Option(help="Stop after so many rounds.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="key=value over everything else, e.g. whale.beta=1.")]
+Out = Annotated[Path | None, typer.Option(help="The folder to write; a new one under runs/ if left out.")]
+METHODS_HELP = "fedavg, heterofl, feddropout, fedrolex, whale, whaledropout, whalerolex, or EXTRACTION+POLICY"
+
+
+@app.callback()
+def whalefl(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        from whalefl import __version__
+
+        typer.echo(f"whalefl {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    task: Task = None,
+    config: Config = None,
+    method: Annotated[str | None, typer.Option(help=f"The method: {METHODS_HELP}.")] = None,
+    rounds: Rounds = None,
+    seed: Annotated[int | None, typer.Option(help="The seed of everything that is drawn.")] = None,
+    set_: Set = None,
+    out: Out = None,
+) -> None:
+    """Train one model with one method and leave a run folder."""
+    from whalefl.cli.run import run_one
+
+    run_one(task, config, method, rounds, seed, set_ or [], out)
+
+
+@app.command()
+def compare(
+    task: Task = None,
+    config: Config = None,
+    methods: Annotated[
+        str, typer.Option(help=f"Methods, the reference first: {METHODS_HELP}.")
+    ] = "fedavg,heterofl,whale",
+    rounds: Rounds = None,
+    seeds: Annotated[str, typer.Option(help="Seeds, comma-separated; every method meets the same weather.")] = "0",
+    sweep: Annotated[
+        list[str] | None, typer.Option(help="key=a,b,...: every method with each of these values.")
+    ] = None,
+    set_: Set = None,
+    out: Out = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs side by side; one for each core if left out.")] = None,
+) -> None:
+    """Train with several methods and seeds under the same weather, and leave a table and pictures."""
+    from whalefl.cli.compare import compare_methods
+
+    compare_methods(task, config, methods, rounds, seeds, sweep or [], set_ or [], out, jobs)

@@ -1,0 +1,87 @@
+"""`whalefl compare`: methods x sweeps x seeds under the same weather, then a table and pictures."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from whalefl.cli.options import experiment_of, numbers, repeating_command, words
+from whalefl.cli.progress import progress_of
+from whalefl.config import Experiment
+from whalefl.errors import WhaleflError, require
+from whalefl.execution import Job, execute_all
+from whalefl.report.comparison import Row
+from whalefl.report.page import write_report
+from whalefl.report.table import HEADER, cells, notes
+from whalefl.runs import RunFolder, check_vacant, next_vacant
+
+
+def compare_methods(
+    task: str | None,
+    config: Path | None,
+    methods: str,
+    rounds: int | None,
+    seeds: str,
+    sweep: Sequence[str],
+    pairs: Sequence[str],
+    out: Path | None,
+    jobs: int | None,
+) -> None:
+    if jobs is not None:
+        require(jobs >= 1, "jobs", jobs, "at least 1")
+    variants = {
+        (" ".join([method, *point]), seed): experiment_of(
+            task, config, pairs, {"method": method, "rounds": rounds, "seed": seed}, point
+        )
+        for method, point, seed in product(words("methods", methods), _points(sweep), numbers("seeds", seeds))
+    }
+    first = next(iter(variants.values()))
+    folder = out if out is not None else next_vacant(Path("runs") / f"compare-{first.task.partition(':')[0]}")
+    check_vacant(folder)
+    command = repeating_command()
+    work = {key: _job(folder, *key, experiment) for key, experiment in variants.items()}
+    with progress_of({job.name: job.experiment for job in work.values()}) as listener:
+        execute_all(list(work.values()), jobs or os.cpu_count() or 1, listener)
+    runs: dict[str, dict[int, RunFolder]] = {}
+    for (label, seed), job in work.items():
+        runs.setdefault(label, {})[seed] = RunFolder(job.folder)
+    rows = write_report(folder, runs, first.target, first.ladder.shrink, command)
+    _show(rows, first.target)
+    print(f"report          {folder / 'report.md'}")
+    print(f"repeat with     {command}")
+
+
+def _points(sweep: Sequence[str]) -> list[tuple[str, ...]]:
+    """Every combination of swept values, as key=value pairs; one empty point without a sweep."""
+    axes = []
+    for text in sweep:
+        key, equals, values = text.partition("=")
+        if not equals:
+            raise WhaleflError(f"sweep is {text!r}; it must be key=a,b,...")
+        axes.append([f"{key}={value}" for value in words("sweep", values)])
+    return list(product(*axes))
+
+
+def _job(folder: Path, label: str, seed: int, experiment: Experiment) -> Job:
+    name = f"{label} seed {seed}"
+    place = "".join(c if c.isalnum() or c in ".+=-" else "-" for c in f"{label}-seed{seed}")
+    pairs = " ".join(f"--set {pair}" for pair in label.split(" ")[1:])
+    command = f"whalefl run --config {folder / place / 'config.toml'} {pairs}".strip()
+    return Job(name, experiment, folder / place, command)
+
+
+def _show(rows: Sequence[Row], target: float | None) -> None:
+    table = Table(*HEADER, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for row in cells(rows):
+        table.add_row(*(cell.replace(" ", "\u00a0") for cell in row))
+    console = Console()
+    # Never narrower than its numbers: a folded table cannot be read, a long line can.
+    Console(width=max(console.width, 100)).print(table)
+    print(textwrap.fill(notes(target, rows[0].label), console.width))

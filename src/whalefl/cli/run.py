@@ -1,0 +1,42 @@
+"""`whalefl run`: one experiment into one folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from whalefl.cli.options import experiment_of, repeating_command
+from whalefl.cli.progress import progress_of
+from whalefl.execution import Job, execute
+from whalefl.report.page import write_report
+from whalefl.report.summary import summarise
+from whalefl.runs import check_vacant, next_vacant
+
+
+def run_one(
+    task: str | None,
+    config: Path | None,
+    method: str | None,
+    rounds: int | None,
+    seed: int | None,
+    pairs: Sequence[str],
+    out: Path | None,
+) -> None:
+    experiment = experiment_of(task, config, pairs, {"method": method, "rounds": rounds, "seed": seed})
+    name = f"{experiment.task.partition(':')[0]}-{experiment.method}-seed{experiment.seed}"
+    folder = out if out is not None else next_vacant(Path("runs") / name)
+    check_vacant(folder)
+    command = repeating_command()
+    with progress_of({name: experiment}) as listener:
+        run = execute(Job(name, experiment, folder, command), listener)
+    write_report(
+        folder, {experiment.method: {experiment.seed: run}}, experiment.target, experiment.ladder.shrink, command
+    )
+    summary = summarise(list(run.records()), experiment.target, experiment.ladder.shrink)
+    print(f"{experiment.method} on {experiment.task}: {summary.rounds} rounds in {summary.time_s:.0f} virtual seconds")
+    print(f"final accuracy  {100 * summary.final_accuracy:.1f} %")
+    if experiment.target is not None:
+        when = "not reached" if summary.reached_s is None else f"after {summary.reached_s:.0f} virtual seconds"
+        print(f"target {100 * experiment.target:.0f} %     {when}")
+    print(f"folder          {folder}")
+    print(f"repeat with     {command}")

@@ -1,0 +1,188 @@
+"""One experiment is one TOML file: the components' own dataclasses, composed and checked.
+
+What is not said takes its default; the task's preset lies over the defaults, the user's file over the preset, and
+`key=value` pairs over all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import tomli_w
+from pydantic import TypeAdapter, ValidationError
+
+from whalefl.errors import WhaleflError, require, require_one_of
+from whalefl.federation.methods import Method, check_method, make_method
+from whalefl.federation.simulation import Settings
+from whalefl.fleet.devices import Fleet
+from whalefl.fleet.weather import WEATHERS, Weather
+from whalefl.rng import Seeds
+from whalefl.scheduling.policies import Whale
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SeedChoice:
+    """Seeds that differ from the experiment's own; what is left out is the experiment's `seed`."""
+
+    training: int | None = None
+    weights: int | None = None
+    partition: int | None = None
+    assignment: int | None = None
+    weather: int | None = None
+
+
+@dataclass(frozen=True)
+class Experiment(Settings):
+    """Everything a run depends on: a task and a method by name, a target accuracy, and all settings."""
+
+    task: str = "digits"
+    method: str = "whale"
+    target: float | None = None
+    seed: int = 0
+    seeds: SeedChoice = field(default_factory=SeedChoice)
+    fleet: Fleet = field(default_factory=Fleet)
+    weather: Weather = field(default_factory=Weather)
+    whale: Whale = field(default_factory=Whale)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_method(self.method)
+        if self.target is not None:
+            require(0 < self.target < 1, "target", self.target, "an accuracy between 0 and 1")
+
+    def all_seeds(self) -> Seeds:
+        chosen = {key: value for key, value in asdict(self.seeds).items() if value is not None}
+        return Seeds(**{**asdict(Seeds.all(self.seed)), **chosen})
+
+    def make_method(self) -> Method:
+        return make_method(self.method, self.whale, self.all_seeds().training)
+
+
+def compose(layers: Iterable[Mapping[str, Any]]) -> Experiment:
+    """The experiment that these layers describe, later ones over earlier ones."""
+    values: Values = {}
+    for layer in layers:
+        values = _merged(values, layer)
+    if isinstance(values.get("weather"), str):  # a preset by name
+        require_one_of("weather", values["weather"], WEATHERS)
+        values["weather"] = asdict(WEATHERS[values["weather"]])
+    try:
+        return TypeAdapter(Experiment).validate_json(json.dumps(values, default=str), strict=True, extra="forbid")
+    except ValidationError as error:
+        raise WhaleflError(_sentence(error, values)) from None
+
+
+def preset(name: str) -> Values:
+    """A preset that comes with the package: one for each task, and `paper`."""
+    path = files("whalefl").joinpath("configs", f"{name}.toml")
+    return tomllib.loads(path.read_text(encoding="utf8")) if path.is_file() else {}
+
+
+def read_toml(path: Path) -> Values:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf8"))
+    except OSError as error:
+        raise WhaleflError(f"config is {str(path)!r}, which cannot be read; it must be a TOML file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise WhaleflError(f"config is {str(path)!r}, which is not valid TOML: {error}") from error
+
+
+def assignments(pairs: Sequence[str], option: str) -> Values:
+    """The layer that `key=value` pairs describe; keys may be dotted, values are TOML or plain words."""
+    values: Values = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key.strip():
+            raise WhaleflError(f"{option} is {pair!r}; it must be key=value")
+        layer: Any = toml_value(text.strip())
+        for part in reversed(key.strip().split(".")):
+            layer = {part: layer}
+        values = _merged(values, layer)
+    return values
+
+
+def toml_value(text: str) -> Any:
+    """A TOML value, or the text itself where it is none: rough is a word, 0.5 a number."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def to_toml(experiment: Experiment) -> str:
+    """The full configuration; reading it back gives the same experiment."""
+    return tomli_w.dumps(_without_none(asdict(experiment)))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list | tuple):
+        return [_without_none(inner) for inner in value]
+    return value
+
+
+def _merged(below: Values, above: Mapping[str, Any]) -> Values:
+    result = dict(below)
+    for key, value in above.items():
+        both_tables = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = _merged(result[key], value) if both_tables else value
+    return result
+
+
+def _sentence(error: ValidationError, values: Values) -> str:
+    """One sentence about the first thing that is wrong."""
+    details = error.errors(include_url=False)
+    path = _path(details[0]["loc"], values)
+    key = ".".join(str(part) for part in path)
+    kind, given = details[0]["type"], details[0]["input"]
+    if kind in ("unexpected_keyword_argument", "extra_forbidden"):
+        known = _known_keys(path[:-1])
+        try:
+            require_one_of(f"the key {'.'.join(str(p) for p in path[:-1]) or 'at the top'}", str(path[-1]), known)
+        except WhaleflError as unknown:
+            hint = str(unknown).split("it must be ")[1]
+            return f"{key} is not a known key; it must be {hint}"
+    if kind == "value_error":
+        said = str(details[0]["ctx"]["error"])
+        return f"{key}.{said}" if key else said
+    if kind == "missing":
+        return f"{key} is missing; it must be given"
+    wanted = [d["msg"].removeprefix("Input should be ") for d in details if _path(d["loc"], values) == path]
+    return f"{key} is {given!r}; it must be {' or '.join(dict.fromkeys(wanted))}"
+
+
+def _path(location: tuple[int | str, ...], values: Any) -> list[int | str]:
+    """The part of an error's location that exists in the user's values (the rest names branches of a union)."""
+    path: list[int | str] = []
+    for part in location:
+        if isinstance(values, Mapping):
+            path.append(part)
+            if part not in values:
+                break
+            values = values[str(part)]
+        elif isinstance(values, list) and isinstance(part, int):
+            path.append(part)
+            values = values[part]
+        else:
+            break
+    return path
+
+
+def _known_keys(path: Sequence[int | str]) -> list[str]:
+    """The keys of the table at `path`."""
+    table: Any = Experiment
+    for part in path:
+        if isinstance(part, str):
+            table = get_type_hints(table)[part]
+            inner = [arg for arg in getattr(table, "__args__", ()) if is_dataclass(arg)]
+            table = inner[0] if inner else table
+    return [f.name for f in fields(table)] if is_dataclass(table) else []

@@ -1,0 +1,94 @@
+"""Several methods side by side: seeds paired, runs that never reached the target counted as what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from statistics import mean, median, stdev
+
+from whalefl.report.summary import RunSummary
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A number that may only be a bound: `sign` is "" (exact), "≥", "≤" or "~" (bounds on both sides)."""
+
+    value: float
+    sign: str = ""
+
+    def text(self, pattern: str) -> str:
+        return f"{self.sign}{format(self.value, pattern)}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method over all seeds. Times, rounds, energy and bytes are medians; where too few seeds reached, bounds."""
+
+    label: str
+    seeds: int
+    reached: int
+    time_s: Bounded
+    rounds: Bounded
+    speedup: Bounded | None
+    speedup_range: tuple[float, float] | None
+    final_accuracy: float
+    spread: float
+    mean_share: float
+    energy_j: Bounded
+    bytes_sent: Bounded
+
+
+def compare(runs: Mapping[str, Mapping[int, RunSummary]]) -> list[Row]:
+    """One row for each label; `runs` maps label -> seed -> summary, and the first label is the reference."""
+    reference = next(iter(runs.values()))
+    return [_row(label, by_seed, reference) for label, by_seed in runs.items()]
+
+
+def _row(label: str, by_seed: Mapping[int, RunSummary], reference: Mapping[int, RunSummary]) -> Row:
+    runs = list(by_seed.values())
+    reached = [run for run in runs if run.reached_s is not None]
+    ratios = [paired_ratio(reference[seed], run) for seed, run in by_seed.items() if seed in reference]
+    known = [ratio for ratio in ratios if ratio is not None]
+    accuracies = [run.final_accuracy for run in runs]
+    return Row(
+        label=label,
+        seeds=len(runs),
+        reached=len(reached),
+        time_s=_median(runs, [run.time_s if run.reached_s is None else run.reached_s for run in runs]),
+        rounds=_median(runs, [run.rounds if run.reached_round is None else run.reached_round for run in runs]),
+        speedup=geometric_mean(known),
+        speedup_range=(min(r.value for r in known), max(r.value for r in known)) if known else None,
+        final_accuracy=mean(accuracies),
+        spread=stdev(accuracies) if len(accuracies) > 1 else 0.0,
+        mean_share=mean(run.mean_share for run in runs),
+        energy_j=_median(runs, [run.energy_j for run in runs]),
+        bytes_sent=_median(runs, [float(run.bytes_sent) for run in runs]),
+    )
+
+
+def _median(runs: Sequence[RunSummary], values: Sequence[float]) -> Bounded:
+    """The median; a bound if a run that never reached the target is in its middle."""
+    pairs = zip(values, (run.reached_s is None for run in runs), strict=True)
+    censored_last = sorted(pairs, key=lambda pair: (pair[1], pair[0]))
+    middle = censored_last[(len(values) - 1) // 2 : len(values) // 2 + 1]
+    return Bounded(median(value for value, _ in middle), "≥" if any(censored for _, censored in middle) else "")
+
+
+def paired_ratio(reference: RunSummary, run: RunSummary) -> Bounded | None:
+    """How many times sooner `run` reached the target than `reference` did with the same seed."""
+    if reference.reached_s is None and run.reached_s is None:
+        return None
+    if reference.reached_s is None:
+        return Bounded(reference.time_s / (run.reached_s or 1.0), "≥")
+    if run.reached_s is None:
+        return Bounded(reference.reached_s / run.time_s, "≤")
+    return Bounded(reference.reached_s / run.reached_s)
+
+
+def geometric_mean(ratios: Sequence[Bounded]) -> Bounded | None:
+    if not ratios:
+        return None
+    signs = {ratio.sign for ratio in ratios} - {""}
+    sign = "" if not signs else signs.pop() if len(signs) == 1 else "~"
+    return Bounded(exp(mean(log(ratio.value) for ratio in ratios)), sign)

@@ -1,0 +1,42 @@
+"""Everything a comparison leaves for people: the table, the pictures, one page that holds both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from whalefl.report.comparison import Row, compare
+from whalefl.report.plots import save_plots
+from whalefl.report.summary import summarise
+from whalefl.report.table import markdown, notes
+from whalefl.runs import RunFolder, write_atomic, write_json
+
+_CAPTIONS = {
+    "accuracy.png": "Accuracy of the global model over virtual time (thin: single seeds, thick: median).",
+    "levels.png": "Mean width level of each kind of device over virtual time.",
+    "fisher.png": "Fisher information measured by each kind of device over virtual time.",
+}
+
+
+def write_report(
+    folder: Path,
+    runs: Mapping[str, Mapping[int, RunFolder]],
+    target: float | None,
+    shrink: float,
+    command: str,
+) -> list[Row]:
+    """Write table.json, the pictures and report.md into `folder`; `runs` maps label -> seed -> run folder."""
+    records = {label: {s: list(run.records()) for s, run in by.items()} for label, by in runs.items()}
+    rows = compare({label: {s: summarise(r, target, shrink) for s, r in by.items()} for label, by in records.items()})
+    pictures = save_plots(folder, {label: list(by.values()) for label, by in records.items()}, target)
+    write_json(folder / "table.json", {"command": command, "target": target, "rows": [asdict(row) for row in rows]})
+    sections = [
+        "# Comparison\n",
+        markdown(rows),
+        notes(target, rows[0].label),
+        *(f"![{_CAPTIONS[name]}]({name})\n\n{_CAPTIONS[name]}\n" for name in pictures),
+        f"Made with\n\n    {command}\n",
+    ]
+    write_atomic(folder / "report.md", "\n".join(sections).encode())
+    return rows

@@ -1,0 +1,82 @@
+"""One run in a few numbers: when it reached its target, where it ended, what it spent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Record = dict[str, Any]
+
+WINDOW = 5
+"""A target counts as reached when the mean of this many evaluations, starting there, is at or above it."""
+
+LAST_SHARE = 0.1
+"""The final accuracy is the mean over this last share of the virtual time."""
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a run came to. `reached_*` and `crossed_s` are None if the target was not reached.
+
+    Energy and bytes are what was spent until the target was reached, or in the whole run if it never was.
+    """
+
+    rounds: int
+    time_s: float
+    final_accuracy: float
+    mean_share: float
+    reached_s: float | None
+    reached_round: int | None
+    crossed_s: float | None
+    energy_j: float
+    bytes_sent: int
+
+
+def summarise(records: Sequence[Record], target: float | None, shrink: float) -> RunSummary:
+    """The summary of a run from the lines of its metrics.jsonl."""
+    reached = time_to_target(records, target) if target is not None else None
+    spent = records if reached is None else [r for r in records if r["round"] <= reached["round"]]
+    return RunSummary(
+        rounds=len(records),
+        time_s=records[-1]["time_s"],
+        final_accuracy=final_accuracy(records),
+        mean_share=mean_share(records, shrink),
+        reached_s=None if reached is None else reached["time_s"],
+        reached_round=None if reached is None else reached["round"],
+        crossed_s=first_crossing(records, target) if target is not None else None,
+        energy_j=sum(sum(d["energy"].values()) for r in spent for d in r["devices"]),
+        bytes_sent=sum(d["bytes_up"] for r in spent for d in r["devices"]),
+    )
+
+
+def evaluated(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record["accuracy"] is not None]
+
+
+def time_to_target(records: Sequence[Record], target: float) -> Record | None:
+    """The first round from which the mean of `WINDOW` evaluations is at or above the target."""
+    points = evaluated(records)
+    for start in range(len(points) - WINDOW + 1):
+        if sum(p["accuracy"] for p in points[start : start + WINDOW]) / WINDOW >= target:
+            return points[start]
+    return None
+
+
+def first_crossing(records: Sequence[Record], target: float) -> float | None:
+    """The virtual time of the first single evaluation at or above the target."""
+    return next((p["time_s"] for p in evaluated(records) if p["accuracy"] >= target), None)
+
+
+def final_accuracy(records: Sequence[Record]) -> float:
+    """The mean accuracy over the last tenth of the virtual time."""
+    points = evaluated(records)
+    start = points[-1]["time_s"] * (1 - LAST_SHARE)
+    last = [p["accuracy"] for p in points if p["time_s"] >= start]
+    return float(sum(last) / len(last))
+
+
+def mean_share(records: Sequence[Record], shrink: float) -> float:
+    """The mean over devices and rounds of the share of parameters trained, s^(2(p-1))."""
+    shares = [shrink ** (2 * (d["level"] - 1)) for r in records for d in r["devices"]]
+    return float(sum(shares) / len(shares))

@@ -1,0 +1,89 @@
+"""Batch-norm statistics: equal to those of the union of all samples, whoever holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whalefl.federation.evaluation import (
+    EvaluationSettings,
+    calibration_indices,
+    evaluate,
+    gather_statistics,
+    observed_moments,
+)
+from whalefl.tasks.layers import Scaler, StaticBatchNorm
+from whalefl.tasks.partition import Share
+from whalefl.tasks.task import Task
+
+
+def norms(model: torch.nn.Module) -> list[tuple[Tensor, Tensor]]:
+    found = [m.statistics for m in model.modules() if isinstance(m, StaticBatchNorm)]
+    return [statistics for statistics in found if statistics is not None]
+
+
+def test_statistics_of_one_batch_are_those_of_the_union(corners: Task) -> None:
+    model = corners.build(corners.full).eval()
+    union = corners.train.inputs
+    gather_statistics(model, lambda: iter([union]))
+    with torch.no_grad():
+        first = model.blocks[0][0](union)
+    mean, variance = norms(model)[0]
+    torch.testing.assert_close(mean, first.mean((0, 2, 3)))
+    torch.testing.assert_close(variance, first.var((0, 2, 3), unbiased=False))
+
+
+def test_devices_with_unlike_data_reach_the_unions_statistics_after_as_many_passes_as_layers(corners: Task) -> None:
+    reference, merged = corners.build(corners.full).eval(), corners.build(corners.full).eval()
+    merged.load_state_dict(reference.state_dict())
+    by_class = [corners.train.inputs[corners.train.targets == label] for label in range(4)]
+    gather_statistics(reference, lambda: iter([torch.cat(by_class)]))
+
+    def parts() -> Iterator[Tensor]:
+        yield from by_class
+
+    gather_statistics(merged, parts, passes=1)
+    one_pass = [float((a[1] - b[1]).abs().max()) for a, b in zip(norms(reference), norms(merged), strict=True)]
+    gather_statistics(merged, parts, passes=2)
+    for ours, union in zip(norms(merged), norms(reference), strict=True):
+        torch.testing.assert_close(ours[0], union[0], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(ours[1], union[1], rtol=1e-4, atol=1e-6)
+    assert one_pass[1] > 0.01  # so the second pass was needed
+
+
+def test_moments_add_up(corners: Task) -> None:
+    model = corners.build(corners.full).eval()
+    gather_statistics(model, lambda: iter([corners.train.inputs]))
+    halves = [observed_moments(model, corners.train.inputs[i::2]) for i in range(2)]
+    whole = observed_moments(model, corners.train.inputs)
+    for name, moments in whole.items():
+        merged = halves[0][name] + halves[1][name]
+        assert merged.count == moments.count
+        torch.testing.assert_close(merged.total, moments.total)
+        torch.testing.assert_close(merged.squares, moments.squares)
+
+
+def test_evaluation_scores_the_whole_test_set_whatever_was_evaluated_before(corners: Task) -> None:
+    model = corners.build(corners.full)
+    weights = corners.initial_weights(0)
+    everything = np.arange(len(corners.train))
+    first = evaluate(corners, model, weights, everything)
+    evaluate(corners, model, corners.initial_weights(1), everything)
+    assert evaluate(corners, model, weights, everything) == first
+    assert first.accuracy * len(corners.test) == round(first.accuracy * len(corners.test))
+
+
+def test_calibration_takes_at_most_so_many_of_each_device() -> None:
+    shares = [Share(np.arange(10), (0,)), Share(np.arange(100, 103), (1,))]
+    chosen = calibration_indices(EvaluationSettings(calibration=5), shares, 0)
+    assert sum(chosen < 10) == 5 and sum(chosen >= 100) == 3
+    assert len(set(chosen)) == 8
+
+
+def test_the_scaler_divides_by_the_width() -> None:
+    x = torch.ones(2, 3)
+    assert Scaler(0.25)(x).tolist() == (4 * x).tolist()
+    assert Scaler(1.0)(x) is x
