@@ -72,15 +72,15 @@ def test_assignments_are_dotted_and_typed() -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"trainin": {}}, "trainin is not a known key; .* did you mean 'training'"),
-        ({"training": {"lrr": 1}}, r"training\.lrr is not a known key; .* did you mean 'lr'"),
+        ({"trainin": {}}, "trainin is not a known key; .*did you mean 'training'"),
+        ({"training": {"lrr": 1}}, r"training\.lrr is not a known key; .*did you mean 'lr'"),
         ({"training": {"lr": "fast"}}, r"training\.lr is 'fast'; it must be a valid number"),
         ({"training": {"lr": -1}}, r"training\.lr is -1\.0; it must be a finite number above 0"),
         ({"training": {"batch": 1}}, r"training\.batch is 1; it must be at least 2"),
         ({"rounds": "ten"}, "rounds is 'ten'; it must be a valid integer"),
         ({"rounds": 1.5}, "rounds is 1.5; it must be a valid integer"),
         ({"rounds": 0}, "rounds is 0; it must be at least 1"),
-        ({"method": "wale"}, "method is 'wale'; it must be one of .* did you mean 'whale'"),
+        ({"method": "wale"}, "method is 'wale'; it must be one of .*did you mean 'whale'"),
         ({"method": "prefix+whal"}, "method's policy is 'whal'"),
         ({"whale": {"threshold": "high"}}, r"whale\.threshold is 'high'; it must be a valid number or 'auto'"),
         ({"whale": {"threshold": 0}}, r"whale\.threshold is 0\.0; it must be a finite number above 0"),

@@ -13,7 +13,7 @@ import torch
 from whalefl.scheduling.fisher import FisherEntry, fisher_trace, mean_square, push
 from whalefl.scheduling.levels import capped_level, normalised_utility, quantised_level
 from whalefl.scheduling.utility import system_efficiency, training_efficiency, utility
-from whalefl.subnet.aggregation import Contribution, PartialSums
+from whalefl.subnet.aggregation import Contribution, PartialSums, count_devices
 from whalefl.subnet.axes import Axes
 
 LABELS = (
@@ -91,7 +91,12 @@ def test_nested_aggregation_by_hand() -> None:
     sums = PartialSums(axes)
     for values in ([1.0, 2.0, 3.0, 9.0], [4.0, 5.0], [7.0]):
         sums.add(Contribution({"n": np.arange(len(values))}), {"w": torch.tensor(values)})
-    assert sums.average({"w": torch.zeros(4)})["w"].tolist() == [4.0, 3.5, 3.0, 9.0]
+    assert sums.average({"w": torch.zeros(4)}, count_devices(axes, sums.contributions))["w"].tolist() == [
+        4.0,
+        3.5,
+        3.0,
+        9.0,
+    ]
 
 
 def test_untouched_coordinates_keep_their_value_and_labels_count_owners_only() -> None:
@@ -99,7 +104,7 @@ def test_untouched_coordinates_keep_their_value_and_labels_count_owners_only() -
     sums = PartialSums(axes)
     sums.add(Contribution({"n": np.arange(1)}, owned=(0, 1)), {"w": torch.tensor([[2.0], [4.0], [100.0]])})
     sums.add(Contribution({"n": np.arange(2)}, owned=(1,)), {"w": torch.tensor([[50.0, 50.0], [6.0, 8.0], [9.0, 9.0]])})
-    new = sums.average({"w": torch.full((3, 2), -1.0)})["w"]
+    new = sums.average({"w": torch.full((3, 2), -1.0)}, count_devices(axes, sums.contributions))["w"]
     assert new.tolist() == [[2.0, -1.0], [5.0, 8.0], [-1.0, -1.0]]
 
 

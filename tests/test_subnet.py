@@ -97,7 +97,7 @@ def test_aggregation_equals_a_loop_over_coordinates(case: tuple[Axes, list[Contr
     shuffler.shuffle(order)
     for i in order:
         sums.add(contributions[i], cut(axes, trained[i], contributions[i].plan))
-    new = sums.average(weights)
+    new = sums.average(weights, count_devices(axes, contributions))
     for name, shape in axes.shapes.items():
         for at in product(*(range(n) for n in shape)):
             members = [i for i, c in enumerate(contributions) if keeps(axes, name, c, at)]
@@ -120,8 +120,9 @@ def test_merged_sums_equal_one_sum(case: tuple[Axes, list[Contribution]]) -> Non
         whole.add(contribution, piece)
         (left if i % 2 else right).add(contribution, piece)
     left.merge(right)
-    for name, tensor in whole.average(weights).items():
-        assert torch.equal(tensor, left.average(weights)[name])
+    counts = count_devices(axes, contributions)
+    for name, tensor in whole.average(weights, counts).items():
+        assert torch.equal(tensor, left.average(weights, counts)[name])
 
 
 @settings(max_examples=100, deadline=None)
@@ -137,7 +138,8 @@ def test_coverage_equals_a_loop_over_coordinates(case: tuple[Axes, list[Contribu
             seen = {label for c in members for label in c.owned or ()}
             classes[len(members)] = classes.get(len(members), 0) + len(seen)
     all_owned = all(c.owned is not None for c in contributions)
-    coverage, last = cover(axes, contributions, never_trained(axes), 3)
+    touched = count_devices(axes, contributions)
+    coverage, last = cover(axes, contributions, touched, never_trained(axes), 3)
     assert sorted(counts) == [share.devices for share in coverage.counts]
     for share in coverage.counts:
         assert share.share == pytest.approx(counts[share.devices] / axes.count)
@@ -147,7 +149,6 @@ def test_coverage_equals_a_loop_over_coordinates(case: tuple[Axes, list[Contribu
     assert coverage.untouched == pytest.approx(counts.get(0, 0) / axes.count)
     assert coverage.mean_age == pytest.approx(3 * counts.get(0, 0) / axes.count)
     assert coverage.oldest_age == (3 if counts.get(0) else 0)
-    touched = count_devices(axes, contributions)
     assert all(torch.equal(last[name] == 3, touched[name] > 0) for name in last)
 
 
@@ -157,7 +158,7 @@ def test_ages_grow_where_nobody_trains_and_restart_where_someone_does() -> None:
     last = never_trained(axes)
     ages = []
     for number, contribution in enumerate([full, half, half, full], start=1):
-        coverage, last = cover(axes, [contribution], last, number)
+        coverage, last = cover(axes, [contribution], count_devices(axes, [contribution]), last, number)
         ages.append((coverage.mean_age, coverage.oldest_age))
     assert ages == [(0.0, 0), (0.5, 1), (1.0, 2), (0.0, 0)]
 

@@ -71,7 +71,7 @@ def test_the_rate_holds_from_its_sample_to_the_next_and_wraps(at_s: float, mbps:
         (8, 0, 5.5),
         (14, 0, 10.0),  # exactly two laps
         (7, 0.5, 5.0),
-        (7, 2, 6.0 - 1.0),  # a lap from inside the outage ends where 7 Mbit have gone: 4 + 1, then 2 in second 5
+        (7, 2, 4.0),  # 1 s of outage, 4 + 1 Mbit in 2 s, then 2 Mbit in the next lap's first second
         (5, 2, 3.0),  # ends with the trace
         (0.5, 4.75, 0.375),  # 0.25 Mbit until the end, then 0.25 at 2 Mbit/s
         (7000 + 1, 0, 5000.5),
@@ -79,8 +79,6 @@ def test_the_rate_holds_from_its_sample_to_the_next_and_wraps(at_s: float, mbps:
     ],
 )
 def test_transmission_times_by_hand(mbit: float, start_s: float, seconds: float) -> None:
-    if (mbit, start_s) == (7, 2):
-        seconds = 4.0  # 1 s of outage, then 4 + 1 Mbit in 2 s, then 2 Mbit in 1 s
     assert STAIRS.transmission_seconds(mbit * MBIT, start_s) == pytest.approx(seconds, abs=1e-9)
 
 
@@ -112,9 +110,7 @@ def test_only_differences_of_time_matter() -> None:
 # --- against brute force
 
 
-def walk(
-    steps: list[tuple[Fraction, Fraction]], mbit: Fraction, start_s: Fraction
-) -> Fraction:
+def walk(steps: list[tuple[Fraction, Fraction]], mbit: Fraction, start_s: Fraction) -> Fraction:
     """The time to send, walking from sample to sample in exact arithmetic; `steps` are (seconds, Mbit/s)."""
     lap = sum(seconds for seconds, _ in steps)
     place, at, passed = start_s % lap, 0, Fraction(0)
@@ -161,7 +157,7 @@ def test_transmission_equals_a_walk_over_the_samples(
     replayed = Trace("drawn", np.array(time_s, dtype=float), np.array(mbps, dtype=float))
     expected = walk(exact_steps(time_s, mbps), mbit, start_s)
     seconds = replayed.transmission_seconds(float(mbit * MBIT), float(start_s))
-    assert seconds == pytest.approx(float(expected), rel=1e-9, abs=1e-9)
+    assert seconds == pytest.approx(float(expected), rel=1e-12, abs=1e-9)
 
 
 @settings(max_examples=200, deadline=None)
@@ -171,7 +167,7 @@ def test_transmission_equals_a_walk_over_the_samples(
     mbit=st.floats(1e-3, 500),
     start_s=st.floats(0, 1e5),
 )
-def test_just_these_bits_are_sent_by_the_end_and_fewer_a_moment_earlier(
+def test_the_integral_of_the_rate_up_to_the_end_is_what_was_to_be_sent(
     gaps: list[float], data: st.DataObject, mbit: float, start_s: float
 ) -> None:
     rate = st.one_of(st.just(0.0), st.floats(0.01, 300))
@@ -188,10 +184,8 @@ def test_just_these_bits_are_sent_by_the_end_and_fewer_a_moment_earlier(
 
     seconds = replayed.transmission_seconds(mbit * MBIT, start_s)
     assert seconds > 0
-    slack = 1e-9 * (sent(start_s) + mbit)
-    assert sent(start_s + seconds) - sent(start_s) == pytest.approx(mbit, abs=slack + 300 * 1e-10 * (start_s + seconds))
-    moment = 1e-6 * (1 + seconds + start_s)
-    assert sent(start_s + seconds - moment) < sent(start_s) + mbit + slack
+    slack = 1e-9 * (sent(start_s + seconds) + 300 * (start_s + seconds))  # rounding of Mbit, and of moments
+    assert sent(start_s + seconds) - sent(start_s) == pytest.approx(mbit, abs=slack)
 
 
 def test_a_riemann_sum_of_the_rate_reaches_the_bits_when_the_transmission_ends() -> None:
@@ -202,19 +196,6 @@ def test_a_riemann_sum_of_the_rate_reaches_the_bits_when_the_transmission_ends()
         tick = 1e-3
         moments = start_s + tick * (np.arange(round(replayed.transmission_seconds(mbit * MBIT, start_s) / tick)) + 0.5)
         assert tick * sum(replayed.rate(at_s) for at_s in moments) == pytest.approx(mbit, rel=2e-3)
-
-
-@settings(max_examples=100, deadline=None)
-@given(samples=lapped_traces(), first=eighths(1, 800), second=eighths(1, 800), start_s=eighths(0, 400))
-def test_sending_in_two_parts_takes_at_most_an_outage_less_and_never_longer(
-    samples: tuple[list[Fraction], list[Fraction]], first: Fraction, second: Fraction, start_s: Fraction
-) -> None:
-    time_s, mbps = (np.array(column, dtype=float) for column in samples)
-    replayed = Trace("drawn", time_s, mbps)
-    begin = replayed.transmission_seconds(float(first * MBIT), float(start_s))
-    rest = replayed.transmission_seconds(float(second * MBIT), float(start_s) + begin)
-    whole = replayed.transmission_seconds(float((first + second) * MBIT), float(start_s))
-    assert begin + rest == pytest.approx(whole, rel=1e-6, abs=1e-6)
 
 
 # --- files
@@ -279,7 +260,11 @@ def test_a_missing_column_or_number_is_refused_with_both_names(tmp_path: Path, t
     assert str(path) in said and "time_s" in said and "mbps" in said
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\x00\x81" * 50, b"x" * 200_000, b"time_s,mbps\n0,3\n\x00\x00\n"])
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff\xfe\x00\x81" * 50, b"x" * 200_000, b"time_s,mbps\n0,3\n\x00\x00\n"],
+    ids=["not utf8", "one endless line", "zero bytes"],
+)
 def test_a_file_that_is_no_table_at_all_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "binary.csv"
     path.write_bytes(content)

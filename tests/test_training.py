@@ -36,6 +36,8 @@ def an_order(task: Task, fisher_steps: tuple[int, ...] = (), level: int = 1, bat
         width=width,
         contribution=Contribution(Prefix().plan(task.axes, width, 0, 0, 0), (0, 1)),
         batches=rng.integers(0, len(task.train), (batches, batch)),
+        augment_draws=None,
+        noise_seed=0,
         labels=(0, 1),
         fisher_steps=fisher_steps,
         fisher_draws=rng.random((len(fisher_steps), batch), dtype=np.float32),

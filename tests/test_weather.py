@@ -143,7 +143,9 @@ def test_a_link_is_forgotten_exponentially(watched: list[list[Conditions]], lag_
 def test_the_load_is_on_half_of_the_time(watched: list[list[Conditions]]) -> None:
     levels = Counter(c.slowdown for seen in watched for c in seen)
     assert set(levels) == {1.0, 2.0}
-    assert levels[2.0] / (OBSERVED * STEPS) == pytest.approx(0.5, abs=0.07)  # sigma sqrt(1/4 x 180 s / 240,000 s) = 1.4 %
+    assert levels[2.0] / (OBSERVED * STEPS) == pytest.approx(
+        0.5, abs=0.07
+    )  # sigma sqrt(1/4 x 180 s / 240,000 s) = 1.4 %
 
 
 def test_the_load_stays_on_or_off_for_180_s_on_average(watched: list[list[Conditions]]) -> None:

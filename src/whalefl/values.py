@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from whalefl.errors import require
@@ -128,13 +128,17 @@ class Coverage:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One line of metrics.jsonl. `time_s` is the virtual time when the round ended."""
+    """One line of metrics.jsonl. `time_s` is the virtual time when the round ended.
+
+    Accuracy, loss and further `metrics` of the global model are there for the rounds in which it was evaluated.
+    """
 
     round: int
     time_s: float
     round_s: float
     accuracy: float | None
     loss: float | None
+    metrics: Mapping[str, float]
     train_loss: float
     threshold: float | None
     preferred_s: float | None

@@ -24,15 +24,21 @@ Out = Annotated[Path | None, typer.Option(help="The folder to write; a new one u
 METHODS_HELP = "fedavg, heterofl, feddropout, fedrolex, whale, whaledropout, whalerolex, or EXTRACTION+POLICY"
 
 
-@app.callback()
-def whalefl(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         from whalefl import __version__
 
         typer.echo(f"whalefl {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def whalefl(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -71,3 +77,27 @@ def compare(
     from whalefl.cli.compare import compare_methods
 
     compare_methods(task, config, methods, rounds, seeds, sweep or [], set_ or [], out, jobs)
+
+
+data = typer.Typer(no_args_is_help=True, help="The data sets: what is there, and how to get the rest.")
+app.add_typer(data, name="data")
+
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where to look first, and where to put downloads.")]
+
+
+@data.command("list")
+def list_command(data_dir: DataDir = None) -> None:
+    """Say which data sets are there, and where."""
+    from whalefl.cli.data import list_data
+
+    list_data(data_dir)
+
+
+@data.command("fetch")
+def fetch_command(
+    name: Annotated[str, typer.Argument(help="mnist, cifar10, wikitext2 or har.")], data_dir: DataDir = None
+) -> None:
+    """Download the official files of a data set and check them."""
+    from whalefl.cli.data import fetch_data
+
+    fetch_data(name, data_dir)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from whalefl.cli.options import experiment_of, numbers, repeating_command, words
 from whalefl.cli.progress import progress_of
@@ -78,10 +78,11 @@ def _job(folder: Path, label: str, seed: int, experiment: Experiment) -> Job:
 
 
 def _show(rows: Sequence[Row], target: float | None) -> None:
-    table = Table(*HEADER, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    columns = [Column(name.replace(" ", "\n"), no_wrap=True) for name in HEADER]
+    table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for row in cells(rows):
-        table.add_row(*(cell.replace(" ", "\u00a0") for cell in row))
+        table.add_row(*row)
     console = Console()
-    # Never narrower than its numbers: a folded table cannot be read, a long line can.
-    Console(width=max(console.width, 100)).print(table)
+    # Never narrower than its numbers: a shortened table cannot be read, a long line can.
+    Console(width=max(console.width, 120)).print(table)
     print(textwrap.fill(notes(target, rows[0].label), console.width))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from whalefl.tasks.partition import Share
 from whalefl.tasks.task import Task
 
 _CHUNK = 1000  # samples in one forward pass
+_LOGITS = 2**27  # logits in one forward pass, which for texts are the larger limit
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,14 @@ class EvaluationSettings:
 
 @dataclass(frozen=True)
 class Score:
-    """The global model on the whole test set."""
+    """A model on the whole test set.
+
+    For texts the accuracy is that on masked positions, and `more` holds the one on all positions and the perplexity.
+    """
 
     accuracy: float
     loss: float
+    more: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,18 +76,39 @@ def calibration_indices(settings: EvaluationSettings, shares: Sequence[Share], s
 
 
 def evaluate(task: Task, model: nn.Module, weights: Weights, calibration: NDArray[np.int64]) -> Score:
-    """Load the weights, gather statistics, and score the whole test set."""
+    """Load the weights (of the whole model, or of a slice into a model of its shape), gather statistics, score."""
     model.eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
-        gather_statistics(model, lambda: _chunks(task, task.train.inputs[torch.from_numpy(calibration)]))
-        logits = torch.cat([model(inputs).flatten(0, -2) for inputs in _chunks(task, task.test.inputs)])
-        targets = task.test.targets.flatten()
-        return Score(
-            accuracy=float((logits.argmax(dim=-1) == targets).double().mean()),
-            loss=float(F.cross_entropy(logits, targets)),
-        )
+        samples = task.train.inputs[torch.from_numpy(calibration).to(task.train.inputs.device)]
+        gather_statistics(model, lambda: _chunks(task, samples))
+        return score(task, model)
+
+
+def score(task: Task, model: nn.Module) -> Score:
+    """A model with its weights and statistics in place on the whole test set, unmasked labels, no dropout."""
+    model.eval()
+    totals: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=device))
+    device, start = task.test.inputs.device, 0
+    with torch.no_grad():
+        for inputs in _chunks(task, task.test.inputs):
+            targets = task.test.targets[start : start + len(inputs)].flatten()
+            start += len(inputs)
+            logits = model(inputs).flatten(0, -2)
+            right = logits.argmax(dim=-1) == targets
+            totals["loss"] += F.cross_entropy(logits, targets, reduction="sum")
+            totals["right"] += right.sum()
+            if task.masked is not None:
+                hidden = task.masked(inputs).flatten()
+                totals["hidden"] += hidden.sum()
+                totals["hidden right"] += (right & hidden).sum()
+    count = task.test.targets.numel()
+    loss, everywhere = float(totals["loss"]) / count, float(totals["right"]) / count
+    if task.masked is None:
+        return Score(everywhere, loss)
+    hidden_accuracy = float(totals["hidden right"] / totals["hidden"])
+    return Score(hidden_accuracy, loss, {"accuracy_all": everywhere, "perplexity": exp(min(loss, 700.0))})
 
 
 def gather_statistics(model: nn.Module, batches: Callable[[], Iterator[Tensor]], passes: int = 1) -> None:
@@ -130,5 +158,8 @@ def _norms(model: nn.Module) -> list[tuple[str, StaticBatchNorm]]:
 
 
 def _chunks(task: Task, inputs: Tensor) -> Iterator[Tensor]:
-    for start in range(0, len(inputs), _CHUNK):
-        yield task.prepare(inputs[start : start + _CHUNK])
+    """The prepared inputs in pieces whose logits fit into memory."""
+    predictions = task.test.targets[0].numel()
+    size = max(1, min(_CHUNK, _LOGITS // (predictions * task.classes)))
+    for start in range(0, len(inputs), size):
+        yield task.prepare(inputs[start : start + size])

@@ -57,7 +57,9 @@ class Training:
 class Order:
     """Everything a device needs for a round, all chance in it already drawn.
 
-    `batches` holds example indices (mini-batches x batch); `labels` the classes the loss may use (None: all);
+    `batches` holds example indices (mini-batches x batch) and `augment_draws` the uniform numbers that change each of
+    them at random (None: nothing does); `noise_seed` seeds dropout; `labels` are the classes the loss may use (None:
+    all);
     `fisher_steps` the mini-batches on which Fisher information is measured, and `fisher_draws` a uniform number for
     each prediction scored there; `unit_plan` is the smallest slice inside this one.
     """
@@ -67,6 +69,8 @@ class Order:
     width: float
     contribution: Contribution
     batches: NDArray[np.int64]
+    augment_draws: NDArray[np.float32] | None
+    noise_seed: int
     labels: tuple[int, ...] | None
     fisher_steps: tuple[int, ...]
     fisher_draws: NDArray[np.float32]
@@ -88,16 +92,30 @@ class Outcome:
 
 def train_slice(task: Task, model: nn.Module, training: Training, order: Order) -> Outcome:
     """Train a slice, already loaded into `model`, in place."""
+    if has_dropout(model):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(order.noise_seed)
+            return _train(task, model, training, order)
+    return _train(task, model, training, order)
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Whether the model behaves differently in training than in evaluation."""
+    return any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
+
+
+def _train(task: Task, model: nn.Module, training: Training, order: Order) -> Outcome:
     parameters = dict(model.named_parameters())
     weights: list[Tensor] = list(parameters.values())
     momentum: list[Tensor] = []
     losses, traces, units = [], [], []
     for step, indices in enumerate(torch.from_numpy(order.batches)):
-        inputs, targets = task.prepare(task.train.inputs[indices]), task.train.targets[indices]
+        uniforms = None if order.augment_draws is None else torch.from_numpy(order.augment_draws[step])
+        inputs, targets = task.training_inputs(indices, uniforms), task.train.targets[indices]
         logits = training_logits(model(inputs), order.labels)
         if step in order.fisher_steps:
             draws = torch.from_numpy(order.fisher_draws[order.fisher_steps.index(step)])
-            scores = sampled_gradient(logits, draws, weights)
+            scores = sampled_gradient(fisher_logits(model, inputs, logits, order.labels), draws, weights)
             scored = targets.numel()
             traces.append(fisher_trace(squared_norm(scores), scored))
             unit = unit_part(task.axes, order, dict(zip(parameters, scores, strict=True)))
@@ -124,6 +142,17 @@ def training_logits(output: Tensor, labels: tuple[int, ...] | None) -> Tensor:
     absent = torch.ones(logits.shape[-1], dtype=torch.bool)
     absent[list(labels)] = False
     return logits.masked_fill(absent, 0.0)
+
+
+def fisher_logits(model: nn.Module, inputs: Tensor, logits: Tensor, labels: tuple[int, ...] | None) -> Tensor:
+    """The logits that Fisher information is measured on: those of training, or without dropout where there is any."""
+    if not has_dropout(model):
+        return logits
+    model.eval()
+    try:
+        return training_logits(model(inputs), labels)
+    finally:
+        model.train()
 
 
 def sampled_gradient(logits: Tensor, draws: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:

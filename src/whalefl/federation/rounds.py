@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from whalefl.federation.local_training import Order, Outcome, Training
@@ -22,7 +23,7 @@ from whalefl.fleet.weather import Sky
 from whalefl.rng import Seeds, stream
 from whalefl.scheduling.fisher import FisherSettings, Window, push
 from whalefl.scheduling.policies import Announcement, Choice, ServerMemory
-from whalefl.subnet.aggregation import Contribution, PartialSums
+from whalefl.subnet.aggregation import Contribution, PartialSums, count_devices
 from whalefl.subnet.coverage import LastTrained, cover
 from whalefl.tasks.partition import Share
 from whalefl.tasks.task import Task
@@ -157,6 +158,8 @@ def _order(federation: Federation, number: int, member: Member, own: DeviceState
             weight=float(samples) if federation.aggregation.weighting == "samples" else 1.0,
         ),
         batches=draw_batches(member.share, own.consumed, batches, batch, device, seed),
+        augment_draws=_augment_draws(task, batches, batch, device, number, seed),
+        noise_seed=int(stream(seed, "noise", device, number).integers(2**31)),
         labels=owned if federation.training.masked_logits else None,
         fisher_steps=steps,
         fisher_draws=draws,
@@ -164,9 +167,7 @@ def _order(federation: Federation, number: int, member: Member, own: DeviceState
     )
 
 
-def draw_batches(
-    share: Share, consumed: int, batches: int, batch: int, device: int, seed: int
-) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+def draw_batches(share: Share, consumed: int, batches: int, batch: int, device: int, seed: int) -> NDArray[np.int64]:
     """The next full mini-batches of a device: its data reshuffled for every pass, going on where it stopped."""
     size = len(share.indices)
     places = consumed + np.arange(batches * batch)
@@ -176,9 +177,16 @@ def draw_batches(
     return chosen.reshape(batches, batch)
 
 
-def _fisher_draws(
-    federation: Federation, number: int, member: Member
-) -> tuple[tuple[int, ...], np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+def _augment_draws(
+    task: Task, batches: int, batch: int, device: int, number: int, seed: int
+) -> NDArray[np.float32] | None:
+    if task.augment is None:
+        return None
+    shape = (batches, batch, task.augment.draws)
+    return stream(seed, "augmentation", device, number).random(shape, dtype=np.float32)
+
+
+def _fisher_draws(federation: Federation, number: int, member: Member) -> tuple[tuple[int, ...], NDArray[np.float32]]:
     """On which mini-batches Fisher information is measured, and the chance with which labels are drawn there.
 
     The mini-batches are drawn too, the same for all devices of a round, so that measuring fewer of them changes the
@@ -210,12 +218,14 @@ def close_round(
         reports.append(_report(federation, assignment, delay, by_device[index]))
         devices[index] = _learnt(federation, devices[index], assignment, delay, by_device[index])
     contributions = [assignment.order.contribution for assignment in opened.assignments]
-    coverage, last_trained = cover(federation.task.axes, contributions, state.last_trained, opened.round)
+    axes = federation.task.axes
+    counts = count_devices(axes, contributions)
+    coverage, last_trained = cover(axes, contributions, counts, state.last_trained, opened.round)
     round_s = max(report.true.total_s for report in reports)
     after = State(
         round=opened.round,
         clock_s=state.clock_s + round_s,
-        weights=sums.average(state.weights),
+        weights=sums.average(state.weights, counts),
         devices=tuple(devices),
         last_trained=last_trained,
         memory=opened.memory,
@@ -227,6 +237,7 @@ def close_round(
         round_s=round_s,
         accuracy=None,
         loss=None,
+        metrics={},
         train_loss=sum(report.loss for report in reports) / len(reports),
         threshold=opened.announcement.threshold,
         preferred_s=opened.announcement.preferred_s,

@@ -95,7 +95,7 @@ def _rounds(federation: Federation, settings: Settings, engine: Engine) -> Itera
         state, record = close_round(federation, state, opened, sums, outcomes)
         if state.round % settings.evaluation.every == 0 or finished(settings, state):
             score = evaluate(task, model, state.weights, calibration)
-            record = replace(record, accuracy=score.accuracy, loss=score.loss)
+            record = replace(record, accuracy=score.accuracy, loss=score.loss, metrics=score.more)
         yield Round(record, state)
 
 

@@ -71,7 +71,8 @@ class Axes:
     """The axes of a model: their full sizes, the dimensions of every parameter, and which rows belong to labels.
 
     `labels` maps a parameter to the dimension whose positions are class labels (a classifier's rows): there a
-    device counts only in the rows of labels it owns.
+    device counts only in the rows of labels it owns. Of a concatenated dimension the first part are the labels, and
+    the rest (an embedding's row for the mask token) counts for everyone.
     """
 
     sizes: Mapping[str, int]
@@ -125,6 +126,14 @@ class Axes:
     def parameter_positions(self, plan: Plan) -> dict[str, Positions]:
         """For every parameter, the positions kept in each of its dimensions."""
         return {name: tuple(self.positions(dim, plan) for dim in dims) for name, dims in self.parameters.items()}
+
+    def counting_rows(self, name: str, owned: Sequence[int]) -> NDArray[np.bool_]:
+        """Which positions of a parameter's label dimension count for a device that owns these labels."""
+        dim = self.parameters[name][self.labels[name]]
+        counts = np.ones(self.size(dim), dtype=bool)
+        counts[: self._length(dim[0])] = False
+        counts[list(owned)] = True
+        return counts
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whalefl.subnet.aggregation import Contribution, count_devices
-from whalefl.subnet.axes import Axes, Dimension
+from whalefl.subnet.aggregation import Contribution
+from whalefl.subnet.axes import Axes
+from whalefl.subnet.slicing import Weights
 from whalefl.values import CountShare, Coverage
 
 LastTrained = Mapping[str, Tensor]
@@ -23,16 +24,20 @@ LastTrained = Mapping[str, Tensor]
 Cells = tuple[NDArray[np.bool_], NDArray[np.int64]]
 """Groups of coordinates: which devices train them (cells x devices), and how many coordinates each group has."""
 
+_MOST_CLASSES = 1000  # beyond that labels are words, and how many of them a region has seen says little
+
 
 def never_trained(axes: Axes) -> LastTrained:
     return {name: torch.zeros(shape, dtype=torch.int32) for name, shape in axes.shapes.items()}
 
 
 def cover(
-    axes: Axes, contributions: Sequence[Contribution], last: LastTrained, round: int
+    axes: Axes, contributions: Sequence[Contribution], counts: Weights, last: LastTrained, round: int
 ) -> tuple[Coverage, LastTrained]:
-    """The coverage of a round, and the updated memory of when each coordinate was last trained."""
-    counts = count_devices(axes, contributions)
+    """The coverage of a round, and the updated memory of when each coordinate was last trained.
+
+    `counts` is what `count_devices` says of the contributions.
+    """
     last = {name: torch.where(counts[name] > 0, round, old) for name, old in last.items()}
     mean_last = sum(float(tensor.sum(dtype=torch.float64)) for tensor in last.values()) / axes.count
     shares = count_shares(axes, contributions)
@@ -74,20 +79,19 @@ def parameter_cells(axes: Axes, contributions: Sequence[Contribution]) -> Iterat
     for name, dims in axes.parameters.items():
         trained, sizes = np.ones((1, len(contributions)), dtype=bool), np.ones(1, dtype=np.int64)
         for d, dim in enumerate(dims):
-            label_rows = axes.labels.get(name) == d
-            more, lengths = _dimension_cells(axes, dim, contributions, label_rows)
+            keeps = np.zeros((axes.size(dim), len(contributions)), dtype=bool)
+            for column, contribution in enumerate(contributions):
+                keeps[axes.positions(dim, contribution.plan), column] = True
+                if axes.labels.get(name) == d and contribution.owned is not None:
+                    keeps[:, column] &= axes.counting_rows(name, contribution.owned)
+            more, lengths = _grouped(keeps)
             trained = (trained[:, None, :] & more[None, :, :]).reshape(-1, len(contributions))
             sizes = (sizes[:, None] * lengths[None, :]).reshape(-1)
         yield trained, sizes
 
 
-def _dimension_cells(axes: Axes, dim: Dimension, contributions: Sequence[Contribution], label_rows: bool) -> Cells:
-    """The positions of one dimension, grouped by the devices that keep them."""
-    keeps = np.zeros((axes.size(dim), len(contributions)), dtype=bool)
-    for column, contribution in enumerate(contributions):
-        keeps[axes.positions(dim, contribution.plan), column] = True
-        if label_rows and contribution.owned is not None:
-            keeps[np.setdiff1d(np.arange(len(keeps)), contribution.owned), column] = False
+def _grouped(keeps: NDArray[np.bool_]) -> Cells:
+    """Positions (positions x devices) grouped by the devices that keep them."""
     packed = np.packbits(keeps, axis=1)
     codes = packed.view(np.dtype((np.void, packed.shape[1]))).reshape(-1)
     _, first, lengths = np.unique(codes, return_index=True, return_counts=True)
@@ -95,10 +99,9 @@ def _dimension_cells(axes: Axes, dim: Dimension, contributions: Sequence[Contrib
 
 
 def _owners(contributions: Sequence[Contribution]) -> NDArray[np.float32] | None:
-    """Devices x classes, one where a device owns a class; None where ownership is not known."""
-    owned = [c.owned for c in contributions]
-    known = [o for o in owned if o is not None]
-    if len(known) < len(owned) or not known:
+    """Devices x classes, one where a device owns a class; None where ownership is not known or means words."""
+    known = [c.owned for c in contributions if c.owned is not None]
+    if len(known) < len(contributions) or max(max(o, default=0) for o in known) >= _MOST_CLASSES:
         return None
     matrix = np.zeros((len(known), 1 + max(max(o, default=0) for o in known)), dtype=np.float32)
     for row, labels in enumerate(known):

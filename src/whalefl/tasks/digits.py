@@ -10,7 +10,7 @@ from whalefl.rng import stream
 from whalefl.tasks.cnn import CNN, cnn_axes
 from whalefl.tasks.task import Examples, Task
 
-CHANNELS = (64, 128, 256)
+CHANNELS = (48, 96, 192)
 TEST_SHARE = 0.2
 
 

@@ -7,10 +7,11 @@ beside it (see `whalefl.subnet.axes`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from whalefl.errors import require
@@ -44,9 +45,27 @@ class Examples:
         return len(self.targets)
 
 
+@dataclass(frozen=True)
+class Augmentation:
+    """A random change of training inputs: `apply(inputs, uniforms)` with `draws` uniform numbers for each example.
+
+    The numbers are drawn before a round starts, so that how an engine groups its work changes nothing.
+    """
+
+    draws: int
+    apply: Callable[[Tensor, Tensor], Tensor]
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Data and model. `prepare` turns stored inputs into what the model takes (for images: normalises them)."""
+    """Data and model.
+
+    `prepare` turns stored inputs into what the model takes (for images: normalises them); `augment` changes stored
+    inputs at random before that, in training only. The model answers with logits over `classes` in its last
+    dimension, one row for each target. `masked` says, for texts, which predictions of these (prepared) test inputs
+    were hidden from the model; `groups` names for each training example whom it comes from (a person, an article);
+    `notes` is what results on this data must mention.
+    """
 
     name: str
     axes: Axes
@@ -55,10 +74,26 @@ class Task:
     test: Examples
     classes: int
     prepare: Callable[[Tensor], Tensor]
+    augment: Augmentation | None = None
+    masked: Callable[[Tensor], Tensor] | None = None
+    groups: NDArray[np.int64] | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require(len(self.train) > 0 and len(self.test) > 0, "examples", 0, "at least 1 to train and 1 to test on")
         self.axes.check({name: tuple(p.shape) for name, p in self.blank(self.full).named_parameters()})
+
+    def training_inputs(self, indices: Tensor, uniforms: Tensor | None) -> Tensor:
+        """What the model is given for these training examples."""
+        inputs = self.train.inputs[indices]
+        if self.augment is not None and uniforms is not None:
+            inputs = self.augment.apply(inputs, uniforms)
+        return self.prepare(inputs)
+
+    def to(self, device: str) -> Task:
+        """The same task with its examples on a device."""
+        moved = [Examples(e.inputs.to(device), e.targets.to(device)) for e in (self.train, self.test)]
+        return replace(self, train=moved[0], test=moved[1])
 
     @property
     def full(self) -> Shape:
