@@ -89,8 +89,8 @@ def evaluate(task: Task, model: nn.Module, weights: Weights, calibration: NDArra
 def score(task: Task, model: nn.Module) -> Score:
     """A model with its weights and statistics in place on the whole test set, unmasked labels, no dropout."""
     model.eval()
-    totals: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=device))
     device, start = task.test.inputs.device, 0
+    totals: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=device))
     with torch.no_grad():
         for inputs in _chunks(task, task.test.inputs):
             targets = task.test.targets[start : start + len(inputs)].flatten()
