@@ -276,11 +276,11 @@ def test_on_a_trace_the_upload_starts_when_computing_ends(tmp_path: Path) -> Non
 def test_on_a_trace_the_download_comes_before_computing(tmp_path: Path) -> None:
     device = device_on(tmp_path, "0,10\n40,1\n80,10\n")
     sky = clear_sky(device)
-    start_s = 120 + 95 - sky.offset_s(device)
-    # Down from 95 s at 10 Mbit/s: 4.9819968 s. Computing until 131.2775584 s, which is 11.2775584 s of the next lap.
-    # Up from there at 10 Mbit/s: 4.9819968 s.
+    start_s = 120 - sky.offset_s(device)  # at the beginning of a lap
+    # Down at 10 Mbit/s: 4.9819968 s. Computing until 36.2775584 s. Up: 37.224416 Mbit in the 3.7224416 s until 40 s,
+    # and the other 12.595552 Mbit at 1 Mbit/s. Without the download the upload would have been done by then.
     met = true_delay(BOTH_WAYS, sky, device, FULL, sky.conditions(device, 0.0), start_s)
-    assert times(met) == pytest.approx((NANO_S, 2 * 4.9819968))
+    assert times(met) == pytest.approx((NANO_S, 4.9819968 + 3.7224416 + 12.595552))
 
 
 def test_on_a_trace_a_device_learns_the_rate_it_got_relative_to_the_mean(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ def round_record(
         round_s=1.0,
         accuracy=accuracy,
         loss=None,
+        metrics={},
         train_loss=1.0,
         threshold=None,
         preferred_s=None,
@@ -224,8 +225,8 @@ def test_energy_and_bytes_are_exact_where_the_bound_lies_above_the_middle() -> N
     [
         (run(60.0), run(20.0), Bounded(3.0)),
         (run(20.0), run(80.0), Bounded(0.25)),
-        (run(None, time_s=100.0), run(20.0), Bounded(5.0, "≥")),
-        (run(20.0), run(None, time_s=100.0), Bounded(0.2, "≤")),
+        (run(None, time_s=100.0), run(20.0, time_s=77.0), Bounded(5.0, "≥")),
+        (run(20.0, time_s=77.0), run(None, time_s=100.0), Bounded(0.2, "≤")),
         (run(None), run(None), None),
     ],
     ids=["sooner", "later", "only the method reached", "only the reference reached", "neither"],

@@ -43,6 +43,7 @@ def record(number: int) -> RoundRecord:
         round_s=10.5,
         accuracy=None if number % 2 else 0.5,
         loss=None,
+        metrics={} if number % 2 else {"perplexity": 12.5},
         train_loss=2.25,
         threshold=0.125,
         preferred_s=None,
@@ -202,6 +203,7 @@ def test_a_record_holds_what_a_reader_needs_under_plain_names(tmp_path: Path) ->
     folder.append(record(2))
     (read,) = folder.records()
     assert (read["round"], read["time_s"], read["accuracy"], read["loss"]) == (2, 21.0, 0.5, None)
+    assert read["metrics"] == {"perplexity": 12.5}
     first = read["devices"][0]
     assert first["known"] == {"computing_s": 1.0, "transmission_s": 0.5}
     assert first["true"] == {"computing_s": 2.0, "transmission_s": 0.25}

@@ -34,6 +34,7 @@ def an_order(task: Task, fisher_steps: tuple[int, ...] = (), level: int = 1, bat
         device=0,
         level=level,
         width=width,
+        lr=0.1,
         contribution=Contribution(Prefix().plan(task.axes, width, 0, 0, 0), (0, 1)),
         batches=rng.integers(0, len(task.train), (batches, batch)),
         augment_draws=None,
@@ -61,6 +62,7 @@ def loaded(task: Task, order: Order) -> nn.Module:
 def test_sgd_equals_torch_optim(corners: Task, training: Training) -> None:
     order = an_order(corners)
     ours, theirs = loaded(corners, order), loaded(corners, order)
+    order = replace(order, lr=training.lr)
     train_slice(corners, ours, training, order)
     optimizer = torch.optim.SGD(
         theirs.parameters(), training.lr, momentum=training.momentum, weight_decay=training.weight_decay
@@ -187,7 +189,13 @@ def test_measuring_fewer_batches_leaves_the_expectation_alone(corners: Task) -> 
 def test_divergence_is_said_in_one_sentence(corners: Task) -> None:
     order = an_order(corners)
     with pytest.raises(WhaleflError, match="training diverged on device 0"):
-        train_slice(corners, loaded(corners, order), Training(lr=1e30, clip=0.0), order)
+        train_slice(corners, loaded(corners, order), Training(clip=0.0), replace(order, lr=1e30))
+
+
+def test_the_rate_stays_or_falls_along_a_cosine() -> None:
+    assert [Training(lr=0.2).rate(number, 10) for number in (1, 10)] == [0.2, 0.2]
+    falling = [Training(lr=0.2, schedule="cosine").rate(number, 10) for number in (1, 6, 11)]
+    assert falling == pytest.approx([0.2, 0.1, 0.0])
 
 
 def test_epochs_become_batches() -> None:

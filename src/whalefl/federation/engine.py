@@ -21,15 +21,16 @@ class Engine(Protocol):
 
 
 class PlainEngine:
-    """One device after another, on one model per shape that stays in memory."""
+    """One device after another, on one model per shape that stays in memory; it works where the task's data lies."""
 
     def __init__(self, task: Task, training: Training) -> None:
         self.task = task
         self.training = training
+        self._place = task.train.inputs.device
         self._models: dict[tuple[int, ...], nn.Module] = {}
 
     def train(self, weights: Weights, orders: Sequence[Order]) -> tuple[PartialSums, list[Outcome]]:
-        sums, outcomes = PartialSums(self.task.axes), []
+        sums, outcomes = PartialSums(self.task.axes, self._place), []
         for order in orders:
             model = self._model(Shape.of(order.plan, order.width))
             piece = cut(self.task.axes, weights, order.plan)
@@ -43,5 +44,5 @@ class PlainEngine:
     def _model(self, shape: Shape) -> nn.Module:
         key = tuple(shape.sizes.values())
         if key not in self._models:
-            self._models[key] = self.task.build(shape).train()
+            self._models[key] = self.task.build(shape).to(self._place).train()
         return self._models[key]

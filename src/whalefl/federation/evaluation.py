@@ -119,14 +119,14 @@ def gather_statistics(model: nn.Module, batches: Callable[[], Iterator[Tensor]],
     after which one more layer is exact: as many passes as there are batch norms make unlike batches equal to their
     union.
     """
-    for _, norm in _norms(model):
+    for _, norm in batch_norms(model):
         norm.statistics = None
     for _ in range(passes):
         merged: dict[str, Moments] = {}
         for inputs in batches():
             for name, moments in observed_moments(model, inputs).items():
                 merged[name] = merged[name] + moments if name in merged else moments
-        for name, norm in _norms(model):
+        for name, norm in batch_norms(model):
             norm.statistics = merged[name].statistics()
 
 
@@ -143,7 +143,7 @@ def observed_moments(model: nn.Module, inputs: Tensor) -> dict[str, Moments]:
 
         return observe
 
-    hooks = [norm.register_forward_pre_hook(observer(name)) for name, norm in _norms(model)]
+    hooks = [norm.register_forward_pre_hook(observer(name)) for name, norm in batch_norms(model)]
     try:
         with torch.no_grad():
             model(inputs)
@@ -153,7 +153,7 @@ def observed_moments(model: nn.Module, inputs: Tensor) -> dict[str, Moments]:
     return seen
 
 
-def _norms(model: nn.Module) -> list[tuple[str, StaticBatchNorm]]:
+def batch_norms(model: nn.Module) -> list[tuple[str, StaticBatchNorm]]:
     return [(name, module) for name, module in model.named_modules() if isinstance(module, StaticBatchNorm)]
 
 

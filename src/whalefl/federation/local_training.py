@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import cos, pi
+from typing import Literal
 
 import numpy as np
 import torch
@@ -11,7 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from whalefl.errors import WhaleflError, require, require_finite_number
+from whalefl.errors import WhaleflError, require, require_finite_number, require_one_of
 from whalefl.scheduling.fisher import FisherEntry, fisher_trace
 from whalefl.subnet.aggregation import Contribution
 from whalefl.subnet.axes import Axes, Plan
@@ -23,14 +25,15 @@ from whalefl.tasks.task import Task
 class Training:
     """Local training: K `iterations` a round, or `epochs` over the device's data; SGD with a fresh momentum each round.
 
-    `clip` bounds the norm of the gradient (0: no bound). With `masked_logits`, the logits of classes a device does
-    not own are set to 0 in its loss.
+    `clip` bounds the norm of the gradient (0: no bound). `schedule` lets the rate fall with the rounds, from `lr` to
+    0 along half a cosine. With `masked_logits`, the logits of classes a device does not own are set to 0 in its loss.
     """
 
     iterations: int = 10
     epochs: float | None = None
     batch: int = 64
     lr: float = 0.01
+    schedule: Literal["constant", "cosine"] = "constant"
     momentum: float = 0.9
     weight_decay: float = 5e-4
     clip: float = 1.0
@@ -42,6 +45,7 @@ class Training:
             require_finite_number("epochs", self.epochs, above=0)
         require(self.batch >= 2, "batch", self.batch, "at least 2, since batch norm needs two samples")
         require_finite_number("lr", self.lr, above=0)
+        require_one_of("schedule", self.schedule, ("constant", "cosine"))
         require(0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1")
         require_finite_number("weight_decay", self.weight_decay, least=0)
         require_finite_number("clip", self.clip, least=0)
@@ -51,6 +55,12 @@ class Training:
         if self.epochs is None:
             return self.iterations
         return max(1, round(self.epochs * examples / self.batch))
+
+    def rate(self, number: int, rounds: int) -> float:
+        """The learning rate of a round out of `rounds`."""
+        if self.schedule == "constant":
+            return self.lr
+        return self.lr * 0.5 * (1 + cos(pi * min(1.0, (number - 1) / rounds)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +77,7 @@ class Order:
     device: int
     level: int
     width: float
+    lr: float
     contribution: Contribution
     batches: NDArray[np.int64]
     augment_draws: NDArray[np.float32] | None
@@ -109,12 +120,15 @@ def _train(task: Task, model: nn.Module, training: Training, order: Order) -> Ou
     weights: list[Tensor] = list(parameters.values())
     momentum: list[Tensor] = []
     losses, traces, units = [], [], []
-    for step, indices in enumerate(torch.from_numpy(order.batches)):
-        uniforms = None if order.augment_draws is None else torch.from_numpy(order.augment_draws[step])
+    place = task.train.inputs.device
+    augment_draws = None if order.augment_draws is None else torch.from_numpy(order.augment_draws).to(place)
+    fisher_draws = torch.from_numpy(order.fisher_draws).to(place)
+    for step, indices in enumerate(torch.from_numpy(order.batches).to(place)):
+        uniforms = None if augment_draws is None else augment_draws[step]
         inputs, targets = task.training_inputs(indices, uniforms), task.train.targets[indices]
         logits = training_logits(model(inputs), order.labels)
         if step in order.fisher_steps:
-            draws = torch.from_numpy(order.fisher_draws[order.fisher_steps.index(step)])
+            draws = fisher_draws[order.fisher_steps.index(step)]
             scores = sampled_gradient(fisher_logits(model, inputs, logits, order.labels), draws, weights)
             scored = targets.numel()
             traces.append(fisher_trace(squared_norm(scores), scored))
@@ -122,7 +136,7 @@ def _train(task: Task, model: nn.Module, training: Training, order: Order) -> Ou
             units.append(fisher_trace(squared_norm(unit), scored))
         loss = F.cross_entropy(logits, targets.flatten())
         gradients = torch.autograd.grad(loss, weights)
-        sgd_step(training, weights, gradients, momentum)
+        sgd_step(training, order.lr, weights, gradients, momentum)
         losses.append(loss.detach())
     mean_loss = float(torch.stack(losses).mean())
     if not np.isfinite(mean_loss):
@@ -139,7 +153,7 @@ def training_logits(output: Tensor, labels: tuple[int, ...] | None) -> Tensor:
     logits = output.flatten(0, -2)
     if labels is None:
         return logits
-    absent = torch.ones(logits.shape[-1], dtype=torch.bool)
+    absent = torch.ones(logits.shape[-1], dtype=torch.bool, device=logits.device)
     absent[list(labels)] = False
     return logits.masked_fill(absent, 0.0)
 
@@ -178,7 +192,9 @@ def squared_norm(tensors: Sequence[Tensor]) -> float:
     return float(torch.stack(norms).double().square().sum())
 
 
-def sgd_step(training: Training, weights: list[Tensor], gradients: Sequence[Tensor], momentum: list[Tensor]) -> None:
+def sgd_step(
+    training: Training, lr: float, weights: list[Tensor], gradients: Sequence[Tensor], momentum: list[Tensor]
+) -> None:
     """One step of SGD in place: clip the gradient, add the decay, update the momentum, move the weights."""
     with torch.no_grad():
         steps = list(gradients)
@@ -193,4 +209,4 @@ def sgd_step(training: Training, weights: list[Tensor], gradients: Sequence[Tens
             torch._foreach_add_(momentum, steps)
         else:
             momentum.extend(steps)
-        torch._foreach_add_(weights, momentum, alpha=-training.lr)
+        torch._foreach_add_(weights, momentum, alpha=-lr)

@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from whalefl.errors import require_one_of
 from whalefl.federation.local_training import Order, Outcome, Training
 from whalefl.federation.methods import Method
 from whalefl.fleet.devices import Device
 from whalefl.fleet.energy import energy_spent
-from whalefl.fleet.knowledge import Knowledge, known_conditions, measure
-from whalefl.fleet.latency import LatencySettings, Workload, expected_delay, memory_level, true_delay
+from whalefl.fleet.knowledge import Knowledge, expected_delays, known_conditions, measure
+from whalefl.fleet.latency import LatencySettings, Workload, memory_level, true_delay
 from whalefl.fleet.weather import Sky
 from whalefl.rng import Seeds, stream
 from whalefl.scheduling.fisher import FisherSettings, Window, push
@@ -36,6 +37,9 @@ class Aggregation:
 
     weighting: Literal["devices", "samples"] = "devices"
     label_ownership: bool = True
+
+    def __post_init__(self) -> None:
+        require_one_of("weighting", self.weighting, ("devices", "samples"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +66,7 @@ class Federation:
     latency: LatencySettings
     aggregation: Aggregation
     seeds: Seeds
+    rounds: int
     clients_per_round: int | None = None
 
 
@@ -132,7 +137,9 @@ def _assign(federation: Federation, state: State, announcement: Announcement, me
     own = state.devices[member.device.index]
     true = federation.sky.conditions(member.device, state.clock_s)
     known = known_conditions(federation.latency, own.knowledge, true)
-    expected = tuple(expected_delay(federation.latency, member.device, work, known) for work in member.works)
+    expected = expected_delays(
+        federation.latency, federation.sky, member.device, member.works, own.knowledge, true, state.clock_s
+    )
     choice = federation.method.policy.choose(announcement, member.profile, known, expected, own.window)
     # Whatever a policy wants, a slice that does not fit into the free memory cannot be trained.
     level = max(choice.level, memory_level(member.works, true.free_memory_mb))
@@ -152,6 +159,7 @@ def _order(federation: Federation, number: int, member: Member, own: DeviceState
         device=device,
         level=level,
         width=ladder.width(level),
+        lr=federation.training.rate(number, federation.rounds),
         contribution=Contribution(
             plan=plan,
             owned=owned if federation.aggregation.label_ownership else None,

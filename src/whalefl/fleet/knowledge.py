@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from whalefl.fleet.devices import Device
-from whalefl.fleet.latency import LatencySettings, Workload, charged_bits
+from whalefl.fleet.latency import LatencySettings, Workload, charged_bits, expected_delay, true_delay
+from whalefl.fleet.weather import Sky
 from whalefl.values import Conditions, Delay
 
 
@@ -38,6 +40,22 @@ def known_conditions(settings: LatencySettings, knowledge: Knowledge, true: Cond
     if settings.knowledge == "oracle":
         return true
     return replace(true, rate_mbps=true.nominal_mbps * knowledge.quality, slowdown=knowledge.slowdown)
+
+
+def expected_delays(
+    settings: LatencySettings,
+    sky: Sky,
+    device: Device,
+    works: Sequence[Workload],
+    knowledge: Knowledge,
+    true: Conditions,
+    start_s: float,
+) -> tuple[Delay, ...]:
+    """What a device expects each level to take; an oracle expects what will be true, outages of a trace included."""
+    if settings.knowledge == "oracle":
+        return tuple(true_delay(settings, sky, device, work, true, start_s) for work in works)
+    known = known_conditions(settings, knowledge, true)
+    return tuple(expected_delay(settings, device, work, known) for work in works)
 
 
 def measure(

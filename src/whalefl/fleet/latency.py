@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from whalefl.errors import require
+from whalefl.errors import require, require_one_of
 from whalefl.fleet.devices import Device
 from whalefl.fleet.links import transmission_seconds
 from whalefl.fleet.weather import Sky
 from whalefl.values import Conditions, Delay
+
+KNOWLEDGE = ("oracle", "last", "ewma")
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class LatencySettings:
     ewma_weight: float = 0.3
 
     def __post_init__(self) -> None:
+        require_one_of("knowledge", self.knowledge, KNOWLEDGE)
         require(0 < self.ewma_weight <= 1, "ewma_weight", self.ewma_weight, "above 0 and at most 1")
 
 

@@ -44,7 +44,7 @@ class Trace:
         try:
             with path.open(newline="", encoding="utf8") as file:
                 rows = list(csv.DictReader(file))
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise WhaleflError(f"trace is {str(path)!r}, which cannot be read; it must be a CSV file") from error
         try:
             time_s = np.array([float(row["time_s"]) for row in rows])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import exp, inf, log
 from statistics import mean, median, stdev
 
 from whalefl.report.summary import RunSummary
@@ -26,12 +26,14 @@ class Row:
     """One method over all seeds. Times, rounds, energy and bytes are medians; where too few seeds reached, bounds."""
 
     label: str
+    has_target: bool
     seeds: int
     reached: int
     time_s: Bounded
     rounds: Bounded
     speedup: Bounded | None
     speedup_range: tuple[float, float] | None
+    pairs: int
     final_accuracy: float
     spread: float
     mean_share: float
@@ -53,11 +55,13 @@ def _row(label: str, by_seed: Mapping[int, RunSummary], reference: Mapping[int, 
     accuracies = [run.final_accuracy for run in runs]
     return Row(
         label=label,
+        has_target=all(run.has_target for run in runs),
         seeds=len(runs),
         reached=len(reached),
         time_s=_median(runs, [run.time_s if run.reached_s is None else run.reached_s for run in runs]),
         rounds=_median(runs, [run.rounds if run.reached_round is None else run.reached_round for run in runs]),
         speedup=geometric_mean(known),
+        pairs=len(known),
         speedup_range=(min(r.value for r in known), max(r.value for r in known)) if known else None,
         final_accuracy=mean(accuracies),
         spread=stdev(accuracies) if len(accuracies) > 1 else 0.0,
@@ -68,11 +72,10 @@ def _row(label: str, by_seed: Mapping[int, RunSummary], reference: Mapping[int, 
 
 
 def _median(runs: Sequence[RunSummary], values: Sequence[float]) -> Bounded:
-    """The median; a bound if a run that never reached the target is in its middle."""
-    pairs = zip(values, (run.reached_s is None for run in runs), strict=True)
-    censored_last = sorted(pairs, key=lambda pair: (pair[1], pair[0]))
-    middle = censored_last[(len(values) - 1) // 2 : len(values) // 2 + 1]
-    return Bounded(median(value for value, _ in middle), "≥" if any(censored for _, censored in middle) else "")
+    """The median; a bound if it would be another one had the runs that never reached the target gone on."""
+    at_least = median(values)
+    at_most = median(inf if run.censored else value for run, value in zip(runs, values, strict=True))
+    return Bounded(at_least, "" if at_least == at_most else "≥")
 
 
 def paired_ratio(reference: RunSummary, run: RunSummary) -> Bounded | None:

@@ -81,14 +81,16 @@ def _fisher(runs: Runs, axes: Any) -> None:
 
 
 def _by_kind(axis: Any, seeds: Sequence[Sequence[Record]], key: str) -> None:
-    kinds = list(dict.fromkeys(d["kind"] for r in seeds[0] for d in r["devices"]))
+    kinds = list(dict.fromkeys(d["kind"] for records in seeds for r in records for d in r["devices"]))
     for kind in kinds:
         curves = []
         for records in seeds:
             means = [(r["time_s"], _mean([d[key] for d in r["devices"] if d["kind"] == kind])) for r in records]
             present = [(t, m) for t, m in means if m is not None]
-            curves.append(([t for t, _ in present], [m for _, m in present]))
-        axis.plot(*median_curve(curves), label=kind)
+            if present:
+                curves.append(([t for t, _ in present], [m for _, m in present]))
+        if curves:
+            axis.plot(*median_curve(curves), label=kind)
     axis.grid(alpha=0.3)
 
 

@@ -11,13 +11,15 @@ Record = dict[str, Any]
 WINDOW = 5
 """A target counts as reached when the mean of this many evaluations, starting there, is at or above it."""
 
+_ROUNDING = 1e-9  # far below one test example, and above what summing in floating point can lose
+
 LAST_SHARE = 0.1
 """The final accuracy is the mean over this last share of the virtual time."""
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a run came to. `reached_*` and `crossed_s` are None if the target was not reached.
+    """What a run came to. `reached_*` and `crossed_s` are None if the target was not reached, or if there is none.
 
     Energy and bytes are what was spent until the target was reached, or in the whole run if it never was.
     """
@@ -31,6 +33,12 @@ class RunSummary:
     crossed_s: float | None
     energy_j: float
     bytes_sent: int
+    has_target: bool = True
+
+    @property
+    def censored(self) -> bool:
+        """Whether the run ended before it reached its target, so that what it spent is only a bound."""
+        return self.has_target and self.reached_s is None
 
 
 def summarise(records: Sequence[Record], target: float | None, shrink: float) -> RunSummary:
@@ -47,6 +55,7 @@ def summarise(records: Sequence[Record], target: float | None, shrink: float) ->
         crossed_s=first_crossing(records, target) if target is not None else None,
         energy_j=sum(sum(d["energy"].values()) for r in spent for d in r["devices"]),
         bytes_sent=sum(d["bytes_up"] for r in spent for d in r["devices"]),
+        has_target=target is not None,
     )
 
 
@@ -58,7 +67,8 @@ def time_to_target(records: Sequence[Record], target: float) -> Record | None:
     """The first round from which the mean of `WINDOW` evaluations is at or above the target."""
     points = evaluated(records)
     for start in range(len(points) - WINDOW + 1):
-        if sum(p["accuracy"] for p in points[start : start + WINDOW]) / WINDOW >= target:
+        mean = sum(p["accuracy"] for p in points[start : start + WINDOW]) / WINDOW
+        if mean >= target - _ROUNDING:
             return points[start]
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from whalefl.report.comparison import Row
+from whalefl.report.comparison import Bounded, Row
 from whalefl.report.summary import WINDOW
 
 HEADER = (
@@ -25,7 +25,7 @@ def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     return [
         (
             row.label,
-            f"{row.reached} of {row.seeds}",
+            _reached(row),
             row.time_s.text(".0f") + " s",
             row.rounds.text(".0f"),
             _speedup(row),
@@ -33,24 +33,33 @@ def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
             if row.seeds > 1
             else f"{100 * row.final_accuracy:.1f} %",
             f"{100 * row.mean_share:.0f} %",
-            _scaled(row.energy_j.value, row.energy_j.sign, (("MJ", 1e6), ("kJ", 1e3), ("J", 1))),
-            _scaled(row.bytes_sent.value, row.bytes_sent.sign, (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))),
+            _scaled(row.energy_j, "J"),
+            _scaled(row.bytes_sent, "B"),
         )
         for row in rows
     ]
 
 
+def _reached(row: Row) -> str:
+    return f"{row.reached} of {row.seeds}" if row.has_target else "no target"
+
+
 def _speedup(row: Row) -> str:
     if row.speedup is None or row.speedup_range is None:
-        return "not decided"
+        return "not decided" if row.has_target else "-"
     low, high = row.speedup_range
     spread = f" ({low:.2f}-{high:.2f})" if row.seeds > 1 and low != high else ""
-    return row.speedup.text(".2f") + "x" + spread
+    pairs = f" [{row.pairs} of {row.seeds} pairs]" if row.pairs < row.seeds else ""
+    return row.speedup.text(".2f") + "x" + spread + pairs
 
 
-def _scaled(value: float, sign: str, units: Sequence[tuple[str, float]]) -> str:
-    unit, factor = next((u for u in units if value >= u[1]), units[-1])
-    return f"{sign}{value / factor:.3g} {unit}"
+def _scaled(amount: Bounded, unit: str) -> str:
+    """Three digits and the prefix that fits: 1.28 kJ."""
+    prefixes = ["", "k", "M", "G", "T", "P"]
+    value, power = float(f"{amount.value:.3g}"), 0
+    while value >= 1000 and power < len(prefixes) - 1:
+        value, power = value / 1000, power + 1
+    return f"{amount.sign}{value:.3g} {prefixes[power]}{unit}"
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -64,7 +73,7 @@ def notes(target: float | None, reference: str) -> str:
         return "No target accuracy is set: times, energy and bytes are those of the whole run.\n"
     return (
         f"Target: {100 * target:.0f} % of the test set, as the mean of {WINDOW} evaluations; times are virtual. "
-        "≥ marks a bound: the run ended before the target was reached. "
+        "≥ and ≤ mark bounds (~: both): a run ended before the target was reached. "
         f"Speed-up: time of {reference} over time of the method, the same seed and weather paired, geometric mean "
         "(smallest-largest). Share trained: of the parameters, mean over devices and rounds. "
         "Energy and bytes sent: until the target.\n"

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 
-from whalefl.errors import require, require_finite_number
+from whalefl.errors import require, require_finite_number, require_one_of
 from whalefl.rng import stream
 from whalefl.scheduling.fisher import Normalisation, Window, mean_square
 from whalefl.scheduling.levels import capped_level, normalised_utility, quantised_level
@@ -159,6 +159,9 @@ class Whale:
             require_finite_number("preferred_s", self.preferred_s, above=0)
         if self.threshold != "auto":
             require_finite_number("threshold", self.threshold, above=0)
+        require_one_of("se_reference", self.se_reference, ("unit", "full"))
+        require_one_of("fisher", self.fisher, get_args(Normalisation))
+        require_one_of("parts", self.parts, ("both", "system", "training"))
         require(0 <= self.quantile <= 1, "quantile", self.quantile, "between 0 and 1")
 
     @property
