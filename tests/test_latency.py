@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from whalefl.errors import WhaleflError
-from whalefl.federation.local_training import Training
 from whalefl.federation.methods import make_method
 from whalefl.federation.simulation import Settings, assemble, simulate
+from whalefl.federation.training import Training
 from whalefl.fleet.devices import Device, DeviceGroup, Fleet
 from whalefl.fleet.energy import energy_spent
 from whalefl.fleet.knowledge import Knowledge, known_conditions, measure

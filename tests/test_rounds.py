@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from whalefl.federation.engine import PlainEngine
-from whalefl.federation.local_training import Order, Outcome, Training
+from whalefl.federation.local_training import Order, Outcome
 from whalefl.federation.methods import METHODS, Method, make_method
 from whalefl.federation.rounds import Aggregation, close_round, draw_batches, open_round
 from whalefl.federation.simulation import Settings, assemble, first_state, simulate
+from whalefl.federation.training import Training
 from whalefl.fleet.devices import DeviceGroup, Fleet
 from whalefl.fleet.latency import LatencySettings
 from whalefl.fleet.weather import Weather

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whalefl.errors import WhaleflError
-from whalefl.federation.local_training import Training
 from whalefl.federation.methods import make_method
 from whalefl.federation.simulation import Settings, simulate
+from whalefl.federation.training import Training
 from whalefl.fleet.devices import Device, DeviceGroup, Fleet
 from whalefl.fleet.links import TESTBED_LINKS, Link
 from whalefl.fleet.weather import WEATHERS, Sky, Weather, fading_gain

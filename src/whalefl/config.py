@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
@@ -41,10 +41,20 @@ class SeedChoice:
 
 @dataclass(frozen=True)
 class Experiment(Settings):
-    """Everything a run depends on: a task and a method by name, a target accuracy, and all settings."""
+    """Everything a run depends on: a task and a method by name, a target accuracy, and all settings.
+
+    `norm` is what the task's model normalises with; `device` is where the simulator computes ("cpu" or "cuda"),
+    `engine` how, and `precision` with which arithmetic on a GPU (the plain engine on a CPU is always fp32);
+    `data_dir` is where data sets are looked for first.
+    """
 
     task: str = "digits"
     method: str = "whale"
+    norm: Literal["batch", "group"] = "batch"
+    device: str = "cpu"
+    engine: Literal["auto", "plain", "graphs"] = "auto"
+    precision: Literal["fp32", "tf32", "bf16"] = "tf32"
+    data_dir: str | None = None
     target: float | None = None
     seed: int = 0
     seeds: SeedChoice = field(default_factory=SeedChoice)
@@ -81,7 +91,7 @@ def compose(layers: Iterable[Mapping[str, Any]]) -> Experiment:
 
 
 def preset(name: str) -> Values:
-    """A preset that comes with the package: one for each task, and `paper`."""
+    """A preset that comes with the package: `TASK`, `TASK/METHOD`, `TASK/central`, or `paper`; empty if unknown."""
     path = files("whalefl").joinpath("configs", f"{name}.toml")
     return tomllib.loads(path.read_text(encoding="utf8")) if path.is_file() else {}
 

@@ -6,18 +6,27 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from threading import Thread
 
+import torch
 from safetensors.torch import save
+from torch import Tensor
 
 from whalefl import __version__
 from whalefl.config import Experiment, to_toml
-from whalefl.federation.simulation import Round, simulate, use_one_thread
-from whalefl.runs import MODEL, RunFolder, write_atomic
+from whalefl.errors import WhaleflError
+from whalefl.federation.engine import Engine, PlainEngine
+from whalefl.federation.ownership import ownership
+from whalefl.federation.rounds import Federation
+from whalefl.federation.serving import serve_levels
+from whalefl.federation.simulation import assemble, federation_calibration, rounds_of, use_one_thread
+from whalefl.runs import LEVELS, MODEL, OWNERSHIP, STATISTICS, RunFolder, write_atomic, write_json
+from whalefl.subnet.slicing import Weights
 from whalefl.tasks.catalogue import load_task
+from whalefl.tasks.task import Task
 from whalefl.values import RoundRecord
 
 Listener = Callable[[str, RoundRecord], None]
@@ -34,10 +43,10 @@ class Job:
     command: str
 
 
-def prepared(experiment: Experiment) -> Iterator[Round]:
-    """The rounds of an experiment, not yet begun: whatever is wrong with it is said now."""
-    return simulate(
-        load_task(experiment.task),
+def prepared(experiment: Experiment) -> Federation:
+    """The federation of an experiment, not yet trained: whatever is wrong with it is said now."""
+    return assemble(
+        _task(experiment),
         experiment.make_method(),
         experiment.fleet,
         experiment.weather,
@@ -46,18 +55,26 @@ def prepared(experiment: Experiment) -> Iterator[Round]:
     )
 
 
+def _task(experiment: Experiment) -> Task:
+    if not (experiment.device == "cpu" or (experiment.device.startswith("cuda") and torch.cuda.is_available())):
+        raise WhaleflError(f"device is {experiment.device!r}; it must be 'cpu', or 'cuda' where there is a GPU")
+    data_dir = None if experiment.data_dir is None else Path(experiment.data_dir)
+    return load_task(experiment.task, data_dir, experiment.norm).to(experiment.device)
+
+
 def execute(job: Job, listener: Listener) -> RunFolder:
     """Run one experiment and leave its folder."""
     use_one_thread()
-    rounds = prepared(job.experiment)
-    folder = RunFolder.create(job.folder, to_toml(job.experiment), job.command, __version__)
+    federation = prepared(job.experiment)
+    engine = make_engine(job.experiment, federation.task)
+    folder = RunFolder.create(job.folder, to_toml(job.experiment), job.command, __version__, federation.task.notes)
     status = "failed"
     try:
-        for finished in rounds:
+        write_json(folder.path / OWNERSHIP, ownership(federation))
+        for finished in rounds_of(federation, job.experiment, engine):
             folder.append(finished.record)
             listener(job.name, finished.record)
-        weights = {name: tensor.contiguous() for name, tensor in finished.state.weights.items()}
-        write_atomic(folder.path / MODEL, save(weights))
+        _write_model(folder, federation, job.experiment, finished.state.weights)
         status = "finished"
     except KeyboardInterrupt:
         status = "interrupted"
@@ -65,6 +82,34 @@ def execute(job: Job, listener: Listener) -> RunFolder:
     finally:
         folder.finish(status)
     return folder
+
+
+def _write_model(folder: RunFolder, federation: Federation, experiment: Experiment, weights: Weights) -> None:
+    """The final model, and what it does at each of its sizes."""
+    write_atomic(folder.path / MODEL, save(_for_disk(weights)))
+    calibration = federation_calibration(federation, experiment)
+    nested = federation.method.extraction.nested
+    served, statistics = serve_levels(federation.task, experiment.ladder, nested, weights, calibration)
+    write_atomic(folder.path / STATISTICS, save(_for_disk(statistics)))
+    write_json(folder.path / LEVELS, [asdict(level) for level in served])
+
+
+def _for_disk(tensors: Weights) -> dict[str, Tensor]:
+    return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def make_engine(experiment: Experiment, task: Task) -> Engine:
+    """The engine an experiment asks for; `auto` takes the fastest one for its device."""
+    wanted = experiment.engine
+    if wanted == "auto":
+        wanted = "graphs" if experiment.device.startswith("cuda") else "plain"
+    if wanted == "plain":
+        return PlainEngine(task, experiment.training)
+    if not experiment.device.startswith("cuda"):
+        raise WhaleflError("engine is 'graphs'; it must be 'plain' or 'auto' where device is not 'cuda'")
+    from whalefl.federation.graphs import GraphEngine
+
+    return GraphEngine(task, experiment.training, experiment.precision)
 
 
 def execute_all(jobs: Sequence[Job], workers: int, listener: Listener) -> list[RunFolder]:

@@ -1,9 +1,12 @@
 """The run folder: which files a run leaves behind, and how they are written so that none is ever half there.
 
 config.toml         the full configuration, every default included
-run.json            schema, version, the command that repeats the run, and its status
+run.json            schema, version, the command that repeats the run, its status, notes on its data
+ownership.json      which device has how many examples of what
 metrics.jsonl       one RoundRecord a line, appended as rounds end
 model.safetensors   the final global model
+levels.json         that model at each of its sizes: parameters and scores
+statistics.safetensors   the batch-norm statistics of each size, so that it can be used without data
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from whalefl.values import RoundRecord
 
 SCHEMA = 1
 CONFIG, RUN, METRICS, MODEL = "config.toml", "run.json", "metrics.jsonl", "model.safetensors"
+OWNERSHIP, LEVELS, STATISTICS = "ownership.json", "levels.json", "statistics.safetensors"
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -49,12 +53,15 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, path: Path, config_toml: str, command: str, version: str) -> RunFolder:
+    def create(cls, path: Path, config_toml: str, command: str, version: str, notes: Sequence[str] = ()) -> RunFolder:
         check_vacant(path)
         path.mkdir(parents=True, exist_ok=True)
         folder = cls(path)
         write_atomic(path / CONFIG, config_toml.encode())
-        write_json(path / RUN, {"schema": SCHEMA, "version": version, "command": command, "status": "running"})
+        write_json(
+            path / RUN,
+            {"schema": SCHEMA, "version": version, "command": command, "status": "running", "notes": list(notes)},
+        )
         (path / METRICS).touch()
         return folder
 
@@ -74,7 +81,8 @@ class RunFolder:
         """The rounds as plain dictionaries, in order."""
         with (self.path / METRICS).open(encoding="utf8") as file:
             for line in file:
-                yield json.loads(line)
+                if line.endswith("\n"):  # a run that was killed may have left half a line
+                    yield json.loads(line)
 
 
 def check_vacant(path: Path) -> None:

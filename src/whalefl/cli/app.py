@@ -20,6 +20,8 @@ Task = Annotated[
 Config = Annotated[Path | None, typer.Option(help="A TOML file, or the name of a preset, over the task's defaults.")]
 Rounds = Annotated[int | None, typer.Option(help="Stop after so many rounds.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="key=value over everything else, e.g. whale.beta=1.")]
+Device = Annotated[str | None, typer.Option(help="Where to compute: cpu (the default) or cuda.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where data sets are looked for first.")]
 Out = Annotated[Path | None, typer.Option(help="The folder to write; a new one under runs/ if left out.")]
 METHODS_HELP = "fedavg, heterofl, feddropout, fedrolex, whale, whaledropout, whalerolex, or EXTRACTION+POLICY"
 
@@ -41,6 +43,10 @@ def whalefl(
     pass
 
 
+def _places(device: str | None, data_dir: Path | None) -> dict[str, str | None]:
+    return {"device": device, "data_dir": None if data_dir is None else str(data_dir)}
+
+
 @app.command()
 def run(
     task: Task = None,
@@ -49,12 +55,15 @@ def run(
     rounds: Rounds = None,
     seed: Annotated[int | None, typer.Option(help="The seed of everything that is drawn.")] = None,
     set_: Set = None,
+    device: Device = None,
+    data_dir: DataDir = None,
     out: Out = None,
 ) -> None:
     """Train one model with one method and leave a run folder."""
     from whalefl.cli.run import run_one
 
-    run_one(task, config, method, rounds, seed, set_ or [], out)
+    options = {"method": method, "rounds": rounds, "seed": seed, **_places(device, data_dir)}
+    run_one(task, config, options, set_ or [], out)
 
 
 @app.command()
@@ -70,19 +79,20 @@ def compare(
         list[str] | None, typer.Option(help="key=a,b,...: every method with each of these values.")
     ] = None,
     set_: Set = None,
+    device: Device = None,
+    data_dir: DataDir = None,
     out: Out = None,
     jobs: Annotated[int | None, typer.Option(help="Runs side by side; one for each core if left out.")] = None,
 ) -> None:
     """Train with several methods and seeds under the same weather, and leave a table and pictures."""
     from whalefl.cli.compare import compare_methods
 
-    compare_methods(task, config, methods, rounds, seeds, sweep or [], set_ or [], out, jobs)
+    options = {"rounds": rounds, **_places(device, data_dir)}
+    compare_methods(task, config, options, methods, seeds, sweep or [], set_ or [], out, jobs)
 
 
 data = typer.Typer(no_args_is_help=True, help="The data sets: what is there, and how to get the rest.")
 app.add_typer(data, name="data")
-
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where to look first, and where to put downloads.")]
 
 
 @data.command("list")

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from whalefl.cli.options import experiment_of, numbers, repeating_command, words
 from whalefl.cli.progress import progress_of
-from whalefl.config import Experiment
+from whalefl.config import Experiment, Values
 from whalefl.errors import WhaleflError, require
 from whalefl.execution import Job, execute_all
 from whalefl.report.comparison import Row
@@ -26,8 +26,8 @@ from whalefl.runs import RunFolder, check_vacant, next_vacant
 def compare_methods(
     task: str | None,
     config: Path | None,
+    options: Values,
     methods: str,
-    rounds: int | None,
     seeds: str,
     sweep: Sequence[str],
     pairs: Sequence[str],
@@ -38,7 +38,7 @@ def compare_methods(
         require(jobs >= 1, "jobs", jobs, "at least 1")
     variants = {
         (" ".join([method, *point]), seed): experiment_of(
-            task, config, pairs, {"method": method, "rounds": rounds, "seed": seed}, point
+            task, config, pairs, {**options, "method": method, "seed": seed}, point
         )
         for method, point, seed in product(words("methods", methods), _points(sweep), numbers("seeds", seeds))
     }

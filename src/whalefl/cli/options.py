@@ -10,26 +10,25 @@ from pathlib import Path
 from whalefl.config import Experiment, Values, assignments, compose, preset, read_toml
 from whalefl.errors import WhaleflError
 
-DEFAULT_TASK = "digits"
+DEFAULT_TASK, DEFAULT_METHOD = "digits", "whale"
 
 
 def experiment_of(
     task: str | None, config: Path | None, pairs: Sequence[str], options: Values, swept: Sequence[str] = ()
 ) -> Experiment:
-    """The experiment that a command describes: task preset, then file, then options, then --set, then --sweep.
+    """The experiment that a command describes: presets, then the file, then options, then --set, then --sweep.
 
-    A file that names its task stands for itself, so that the config.toml of a run repeats that run exactly; one that
-    does not lies over the preset of the task.
+    The presets are the task's, and the one for this method on this task. A file that names its task stands for
+    itself, so that the config.toml of a run repeats that run exactly; any other lies over the presets.
     """
     file = _config(config) if config is not None else {}
+    above = [{key: value for key, value in options.items() if value is not None}]
+    above += [assignments(pairs, "--set"), assignments(swept, "--sweep")]
     if "task" in file and task in (None, file["task"]):
-        layers = [file]
-    else:
-        layers = [preset(task or DEFAULT_TASK), file, {"task": task or DEFAULT_TASK}]
-    layers.append({key: value for key, value in options.items() if value is not None})
-    layers.append(assignments(pairs, "--set"))
-    layers.append(assignments(swept, "--sweep"))
-    return compose(layers)
+        return compose([file, *above])
+    name = task or DEFAULT_TASK
+    method = next((layer["method"] for layer in reversed([file, *above]) if "method" in layer), DEFAULT_METHOD)
+    return compose([preset(name), preset(f"{name}/{method}"), file, {"task": name}, *above])
 
 
 def _config(config: Path) -> Values:

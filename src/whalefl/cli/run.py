@@ -7,6 +7,7 @@ from pathlib import Path
 
 from whalefl.cli.options import experiment_of, repeating_command
 from whalefl.cli.progress import progress_of
+from whalefl.config import Values
 from whalefl.execution import Job, execute
 from whalefl.report.page import write_report
 from whalefl.report.summary import summarise
@@ -16,13 +17,11 @@ from whalefl.runs import check_vacant, next_vacant
 def run_one(
     task: str | None,
     config: Path | None,
-    method: str | None,
-    rounds: int | None,
-    seed: int | None,
+    options: Values,
     pairs: Sequence[str],
     out: Path | None,
 ) -> None:
-    experiment = experiment_of(task, config, pairs, {"method": method, "rounds": rounds, "seed": seed})
+    experiment = experiment_of(task, config, pairs, options)
     name = f"{experiment.task.partition(':')[0]}-{experiment.method}-seed{experiment.seed}"
     folder = out if out is not None else next_vacant(Path("runs") / name)
     check_vacant(folder)

@@ -8,7 +8,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from whalefl.federation.local_training import Order, Outcome, Training, train_slice
+from whalefl.federation.local_training import Order, Outcome, train_slice
+from whalefl.federation.training import Training
 from whalefl.subnet.aggregation import PartialSums
 from whalefl.subnet.slicing import Weights, cut
 from whalefl.tasks.task import Shape, Task

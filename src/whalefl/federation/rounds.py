@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whalefl.errors import require_one_of
-from whalefl.federation.local_training import Order, Outcome, Training
+from whalefl.federation.local_training import Order, Outcome
 from whalefl.federation.methods import Method
+from whalefl.federation.training import Training
 from whalefl.fleet.devices import Device
 from whalefl.fleet.energy import energy_spent
 from whalefl.fleet.knowledge import Knowledge, expected_delays, known_conditions, measure

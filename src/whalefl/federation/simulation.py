@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from whalefl.errors import require, require_finite_number
 from whalefl.federation.engine import Engine, PlainEngine
 from whalefl.federation.evaluation import EvaluationSettings, calibration_indices, evaluate
-from whalefl.federation.local_training import Training
 from whalefl.federation.methods import Method
 from whalefl.federation.rounds import (
     Aggregation,
@@ -21,6 +22,7 @@ from whalefl.federation.rounds import (
     close_round,
     open_round,
 )
+from whalefl.federation.training import Training
 from whalefl.fleet.devices import Device, Fleet
 from whalefl.fleet.latency import LatencySettings, Workload
 from whalefl.fleet.weather import Sky, Weather
@@ -81,13 +83,13 @@ def simulate(
     """Train a task with a method over a fleet; yields every round as it ends. What is wrong is said at once."""
     settings, seeds = settings or Settings(), seeds or Seeds()
     federation = assemble(task, method, fleet or Fleet(), weather or Weather(), settings, seeds)
-    return _rounds(federation, settings, engine or PlainEngine(task, settings.training))
+    return rounds_of(federation, settings, engine or PlainEngine(task, settings.training))
 
 
-def _rounds(federation: Federation, settings: Settings, engine: Engine) -> Iterator[Round]:
-    task, shares = federation.task, [member.share for member in federation.members]
-    calibration = calibration_indices(settings.evaluation, shares, federation.seeds.training)
-    model = task.build(task.full)
+def rounds_of(federation: Federation, settings: Settings, engine: Engine) -> Iterator[Round]:
+    """Train an assembled federation; yields every round as it ends."""
+    task, calibration = federation.task, federation_calibration(federation, settings)
+    model = task.build(task.full).to(task.train.inputs.device)
     state = first_state(federation)
     while not finished(settings, state):
         opened = open_round(federation, state)
@@ -99,17 +101,25 @@ def _rounds(federation: Federation, settings: Settings, engine: Engine) -> Itera
         yield Round(record, state)
 
 
+def federation_calibration(federation: Federation, settings: Settings) -> NDArray[np.int64]:
+    """The samples over which batch-norm statistics are taken."""
+    shares = [member.share for member in federation.members]
+    return calibration_indices(settings.evaluation, shares, federation.seeds.training)
+
+
 def finished(settings: Settings, state: State) -> bool:
     return state.round >= settings.rounds or state.clock_s >= (settings.horizon_s or float("inf"))
 
 
 def first_state(federation: Federation) -> State:
+    task = federation.task
+    weights = task.initial_weights(federation.seeds.weights)
     return State(
         round=0,
         clock_s=0.0,
-        weights=federation.task.initial_weights(federation.seeds.weights),
+        weights={name: weight.to(task.train.inputs.device) for name, weight in weights.items()},
         devices=tuple(DeviceState() for _ in federation.members),
-        last_trained=never_trained(federation.task.axes),
+        last_trained=never_trained(task.axes),
     )
 
 
@@ -118,8 +128,8 @@ def assemble(
 ) -> Federation:
     """Split the data over the fleet and work out what every level costs every device."""
     devices = fleet.devices
-    labels = task.train.targets.numpy()
-    shares = split(settings.partition, labels, task.classes, len(devices), seeds)
+    labels = task.train.targets.cpu().numpy()
+    shares = split(settings.partition, labels, task.classes, len(devices), seeds, groups=task.groups)
     costs = level_costs(task, settings.ladder)
     measured = method.policy.needs_fisher
     members = tuple(
@@ -136,6 +146,7 @@ def assemble(
         latency=settings.latency,
         aggregation=settings.aggregation,
         seeds=seeds,
+        rounds=settings.rounds,
         clients_per_round=settings.clients_per_round,
     )
 

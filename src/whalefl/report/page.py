@@ -7,7 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from whalefl.report.comparison import Row, compare
+from whalefl.report.ownership import PICTURE, common_run, save_ownership_plot
 from whalefl.report.plots import save_plots
+from whalefl.report.sizes import sizes_markdown
 from whalefl.report.summary import summarise
 from whalefl.report.table import markdown, notes
 from whalefl.runs import RunFolder, write_atomic, write_json
@@ -16,6 +18,7 @@ _CAPTIONS = {
     "accuracy.png": "Accuracy of the global model over virtual time (thin: single seeds, thick: median).",
     "levels.png": "Mean width level of each kind of device over virtual time.",
     "fisher.png": "Fisher information measured by each kind of device over virtual time.",
+    PICTURE: "What each device has to learn from, in the runs of the first seed.",
 }
 
 
@@ -30,13 +33,23 @@ def write_report(
     records = {label: {s: list(run.records()) for s, run in by.items()} for label, by in runs.items()}
     rows = compare({label: {s: summarise(r, target, shrink) for s, r in by.items()} for label, by in records.items()})
     pictures = save_plots(folder, {label: list(by.values()) for label, by in records.items()}, target)
+    if (run := common_run(runs)) is not None:
+        pictures.append(save_ownership_plot(folder, run))
     write_json(folder / "table.json", {"command": command, "target": target, "rows": [asdict(row) for row in rows]})
     sections = [
         "# Comparison\n",
         markdown(rows),
         notes(target, rows[0].label),
+        *(f"Note on the data: {note}.\n" for note in _data_notes(runs)),
+        sizes_markdown(runs),
         *(f"![{_CAPTIONS[name]}]({name})\n\n{_CAPTIONS[name]}\n" for name in pictures),
         f"Made with\n\n    {command}\n",
     ]
     write_atomic(folder / "report.md", "\n".join(sections).encode())
     return rows
+
+
+def _data_notes(runs: Mapping[str, Mapping[int, RunFolder]]) -> list[str]:
+    """What the runs say of their data, each thing once."""
+    notes = [note for by_seed in runs.values() for run in by_seed.values() for note in run.meta().get("notes", [])]
+    return list(dict.fromkeys(notes))

@@ -8,14 +8,14 @@ with the number of devices.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from whalefl.subnet.axes import Axes, Plan
-from whalefl.subnet.slicing import Index, Weights, index_of
+from whalefl.subnet.slicing import Weights, plan_index, plan_key
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,6 @@ class Contribution:
     plan: Plan
     owned: tuple[int, ...] | None = None
     weight: float = 1.0
-
-
-def placements(axes: Axes, contribution: Contribution) -> Iterator[tuple[str, Index]]:
-    """Where the slice of a device lies in every parameter."""
-    for name, kept in axes.parameter_positions(contribution.plan).items():
-        yield name, index_of(kept)
 
 
 def counting_mask(axes: Axes, name: str, contribution: Contribution) -> Tensor | None:
@@ -53,7 +47,7 @@ class PartialSums:
 
     def add(self, contribution: Contribution, piece: Weights) -> None:
         """Add one device's trained slice."""
-        for name, index in placements(self.axes, contribution):
+        for name, index in plan_index(self.axes, contribution.plan).items():
             value = piece[name].double() * contribution.weight
             mask = counting_mask(self.axes, name, contribution)
             if mask is not None:
@@ -82,18 +76,17 @@ class PartialSums:
 def count_devices(axes: Axes, contributions: Iterable[Contribution]) -> dict[str, Tensor]:
     """How many devices (or how much weight) trained each coordinate, from the plans alone."""
     counts = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in axes.shapes.items()}
-    for group in by_plan(contributions):
-        for name, index in placements(axes, group[0]):
+    for group in by_plan(axes, contributions):
+        for name, index in plan_index(axes, group[0].plan).items():
             masks = [counting_mask(axes, name, member) for member in group]
             weights = [m.weight if mask is None else m.weight * mask for m, mask in zip(group, masks, strict=True)]
             counts[name][index] += sum(weights)
     return counts
 
 
-def by_plan(contributions: Iterable[Contribution]) -> list[Sequence[Contribution]]:
+def by_plan(axes: Axes, contributions: Iterable[Contribution]) -> list[Sequence[Contribution]]:
     """Contributions with the same plan together: prefix plans make few groups."""
-    groups: dict[tuple[object, ...], list[Contribution]] = defaultdict(list)
+    groups: dict[tuple[bytes, ...], list[Contribution]] = defaultdict(list)
     for contribution in contributions:
-        plan = tuple((axis, indices.tobytes()) for axis, indices in sorted(contribution.plan.items()))
-        groups[plan].append(contribution)
+        groups[plan_key(axes, contribution.plan)].append(contribution)
     return list(groups.values())

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,6 +135,11 @@ class Axes:
         counts[: self._length(dim[0])] = False
         counts[list(owned)] = True
         return counts
+
+    @cached_property
+    def memory(self) -> dict[Any, Any]:
+        """A place for what was worked out from these axes and is needed again."""
+        return {}
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:

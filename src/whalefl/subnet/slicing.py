@@ -39,19 +39,38 @@ def _run(kept: NDArray[np.int64]) -> slice | None:
     return slice(first, last + 1) if contiguous else None
 
 
+_REMEMBERED = 64  # plans: a round of prefix plans needs one for each level
+
+
+def plan_index(axes: Axes, plan: Plan) -> dict[str, Index]:
+    """What selects the slice of a plan from every parameter; remembered for the latest plans."""
+    memory: dict[tuple[bytes, ...], dict[str, Index]] = axes.memory
+    key = plan_key(axes, plan)
+    if key not in memory:
+        if len(memory) >= _REMEMBERED:
+            memory.pop(next(iter(memory)))
+        memory[key] = {name: index_of(kept) for name, kept in axes.parameter_positions(plan).items()}
+    return memory[key]
+
+
+def plan_key(axes: Axes, plan: Plan) -> tuple[bytes, ...]:
+    """Equal for equal plans."""
+    return tuple(np.ascontiguousarray(plan[axis], dtype=np.int64).tobytes() for axis in axes.sizes)
+
+
 def cut(axes: Axes, weights: Weights, plan: Plan) -> dict[str, Tensor]:
     """The slice of the weights that a plan keeps, as tensors of its own."""
     return {
-        name: weights[name][index_of(kept)].clone(memory_format=torch.contiguous_format)
-        for name, kept in axes.parameter_positions(plan).items()
+        name: weights[name][index].clone(memory_format=torch.contiguous_format)
+        for name, index in plan_index(axes, plan).items()
     }
 
 
 def put_back(axes: Axes, weights: Weights, plan: Plan, piece: Weights) -> dict[str, Tensor]:
     """The weights with the slice of a plan replaced by `piece`. The inverse of `cut` on the kept coordinates."""
     result = {name: tensor.clone() for name, tensor in weights.items()}
-    for name, kept in axes.parameter_positions(plan).items():
-        result[name][index_of(kept)] = piece[name]
+    for name, index in plan_index(axes, plan).items():
+        result[name][index] = piece[name]
     return result
 
 

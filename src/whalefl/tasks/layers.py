@@ -1,9 +1,19 @@
-"""The two layers that width-scalable models need beside torch's own: the scaler and static batch norm."""
+"""The layers that width-scalable models need beside torch's own: the scaler and norms that bear being cut."""
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from whalefl.errors import require_one_of
+
+Norm = Literal["batch", "group"]
+NORMS: tuple[str, ...] = get_args(Norm)
+
+_GROUP = 16  # channels
 
 
 class Scaler(nn.Module):
@@ -20,15 +30,19 @@ class Scaler(nn.Module):
         return x if self.ratio == 1 else x / self.ratio
 
 
-class StaticBatchNorm(nn.BatchNorm2d):
+class StaticBatchNorm(nn.Module):
     """Batch norm without running statistics: batch statistics in training, gathered ones in evaluation.
 
     Running averages of slices of different widths cannot be merged. Instead `statistics` (mean, variance) are
     gathered anew for the global model before it is evaluated; while they are None the batch's own are used.
+    Channels are dimension 1 of inputs of any rank.
     """
 
     def __init__(self, features: int) -> None:
-        super().__init__(features, track_running_stats=False)
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(features))
+        self.bias = nn.Parameter(torch.zeros(features))
+        self.eps = 1e-5
         self.statistics: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -36,3 +50,19 @@ class StaticBatchNorm(nn.BatchNorm2d):
             return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
         mean, variance = self.statistics
         return F.batch_norm(x, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
+
+
+def norm(kind: Norm, channels: int) -> nn.Module:
+    """A norm over channels, with the parameters `weight` and `bias`: static batch norm, or group norm."""
+    require_one_of("norm", kind, NORMS)
+    return StaticBatchNorm(channels) if kind == "batch" else nn.GroupNorm(groups(channels), channels)
+
+
+def groups(channels: int) -> int:
+    """How many groups a group norm makes of so many channels: the most that are equal and of 16 channels or more.
+
+    Groups of one size, rather than one number of them, so that a channel meets the same others at every width: where
+    16 divides both, a prefix of the channels is the first groups of the whole layer. Fewer than 16 channels, or a
+    number that cannot be divided so, are one group; smaller ones would lose what a global average pool looks at.
+    """
+    return next(count for count in range(max(1, channels // _GROUP), 0, -1) if channels % count == 0)

@@ -1,0 +1,102 @@
+"""The width-scalable ResNet18 with pre-activation, for pictures of 32x32.
+
+Every [scaler, norm, ReLU] stands before a convolution, and no convolution has a bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from whalefl.subnet.axes import Axes, Part
+from whalefl.tasks.layers import Norm, Scaler, norm
+from whalefl.tasks.task import Shape
+
+CHANNELS = (64, 128, 256, 512)
+_BLOCKS = 2  # in each stage
+
+
+@dataclass(frozen=True)
+class Place:
+    """A block in the network: the axes of its input, of the channels inside it and of its output, and its stride."""
+
+    inputs: str
+    inner: str
+    outputs: str
+    stride: int
+
+    @property
+    def projects(self) -> bool:
+        """Whether the shortcut needs a convolution of its own."""
+        return self.stride != 1 or self.inputs != self.outputs
+
+
+def places() -> Iterator[Place]:
+    """The blocks in order. All residual sums of a stage share its axis; the first stage's is that of the stem too."""
+    before = "stage1"
+    for stage in range(1, len(CHANNELS) + 1):
+        for block in range(1, _BLOCKS + 1):
+            outputs = f"stage{stage}"
+            yield Place(before, f"stage{stage}block{block}", outputs, 2 if before != outputs else 1)
+            before = outputs
+
+
+class Block(nn.Module):
+    """Twice [scaler, norm, ReLU, conv 3x3], plus the shortcut."""
+
+    def __init__(self, shape: Shape, place: Place, kind: Norm) -> None:
+        super().__init__()
+        inputs, inner, outputs = shape[place.inputs], shape[place.inner], shape[place.outputs]
+        self.before1 = activation(shape, inputs, kind)
+        self.conv1 = nn.Conv2d(inputs, inner, 3, stride=place.stride, padding=1, bias=False)
+        self.before2 = activation(shape, inner, kind)
+        self.conv2 = nn.Conv2d(inner, outputs, 3, padding=1, bias=False)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride=place.stride, bias=False) if place.projects else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = self.before1(x)
+        kept = x if self.shortcut is None else self.shortcut(active)
+        return self.conv2(self.before2(self.conv1(active))) + kept  # type: ignore[no-any-return]
+
+
+def activation(shape: Shape, channels: int, kind: Norm) -> nn.Sequential:
+    return nn.Sequential(Scaler(shape.ratio), norm(kind, channels), nn.ReLU())
+
+
+class ResNet18(nn.Module):
+    """A convolution, four stages of two blocks, each stage but the first halving the picture, and a classifier."""
+
+    def __init__(self, shape: Shape, inputs: int, classes: int, kind: Norm = "batch") -> None:
+        super().__init__()
+        last = f"stage{len(CHANNELS)}"
+        self.stem = nn.Conv2d(inputs, shape["stage1"], 3, padding=1, bias=False)
+        self.blocks = nn.Sequential(*[Block(shape, place, kind) for place in places()])
+        self.after = activation(shape, shape[last], kind)
+        self.classifier = nn.Linear(shape[last], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.after(self.blocks(self.stem(x)))
+        return self.classifier(x.mean(dim=(2, 3)))  # type: ignore[no-any-return]
+
+
+def resnet18_axes(inputs: int, classes: int) -> Axes:
+    """The axes: one for each stage's residual sums, one for the channels inside each block."""
+    sizes: dict[str, int] = {}
+    parameters: dict[str, Sequence[str | int | Part]] = {"stem.weight": ("stage1", inputs, 3, 3)}
+    for number, place in enumerate(places()):
+        block = f"blocks.{number}"
+        size = CHANNELS[number // _BLOCKS]
+        sizes.update({place.outputs: size, place.inner: size})
+        parameters[f"{block}.conv1.weight"] = (place.inner, place.inputs, 3, 3)
+        parameters[f"{block}.conv2.weight"] = (place.outputs, place.inner, 3, 3)
+        for name in ("weight", "bias"):
+            parameters[f"{block}.before1.1.{name}"] = (place.inputs,)
+            parameters[f"{block}.before2.1.{name}"] = (place.inner,)
+        if place.projects:
+            parameters[f"{block}.shortcut.weight"] = (place.outputs, place.inputs, 1, 1)
+    last = f"stage{len(CHANNELS)}"
+    parameters |= {"after.1.weight": (last,), "after.1.bias": (last,)}
+    parameters |= {"classifier.weight": (classes, last), "classifier.bias": (classes,)}
+    return Axes.of(sizes, parameters, {"classifier.weight": 0, "classifier.bias": 0})
