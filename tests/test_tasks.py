@@ -253,16 +253,59 @@ def test_label_rows_are_never_cut(name: str) -> None:
         assert rows == {"classifier.weight": classes, "classifier.bias": classes}
 
 
-def test_attention_is_softmax_of_queries_and_keys_at_every_width() -> None:
-    sizes = Sizes(words=5, length=4, model=16, heads=4, hidden=8, layers=1)
-    axes = transformer_axes(sizes)
-    for width in (1.0, 0.5):
-        shape = Shape.of(Prefix().plan(axes, width, 0, 0, 0), width)
-        attention = Transformer(shape, sizes).eval().layers[0].attention  # type: ignore[union-attr]
-        x = torch.randn(2, 3, shape["model"])
-        q, k, v = (getattr(attention, f"linear_{part}")(x).view(2, 3, 4, -1).transpose(1, 2) / width for part in "qkv")
-        looked = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 3, -1)
-        torch.testing.assert_close(attention(x), attention.linear_o(looked) / width)
+def plain_resnet(weights: Weights, x: Tensor, width: float) -> Tensor:
+    def active(x: Tensor, key: str) -> Tensor:
+        scale, shift = weights[f"{key}.1.weight"], weights[f"{key}.1.bias"]
+        return F.relu(F.batch_norm(x / width, None, None, scale, shift, training=True))
+
+    x = F.conv2d(x, weights["stem.weight"], padding=1)
+    for number in range(8):
+        key, halves = f"blocks.{number}", number in (2, 4, 6)
+        stride = 2 if halves else 1
+        before = active(x, f"{key}.before1")
+        shortcut = F.conv2d(before, weights[f"{key}.shortcut.weight"], stride=2) if halves else x
+        inner = F.conv2d(before, weights[f"{key}.conv1.weight"], stride=stride, padding=1)
+        x = shortcut + F.conv2d(active(inner, f"{key}.before2"), weights[f"{key}.conv2.weight"], padding=1)
+    pooled = active(x, "after").mean((2, 3))
+    return F.linear(pooled, weights["classifier.weight"], weights["classifier.bias"])
+
+
+def plain_transformer(weights: Weights, tokens: Tensor, width: float) -> Tensor:
+    def linear(x: Tensor, key: str) -> Tensor:
+        return F.linear(x, weights[f"{key}.weight"], weights[f"{key}.bias"])
+
+    def normal(x: Tensor, key: str) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], weights[f"{key}.weight"], weights[f"{key}.bias"])
+
+    x = normal((weights["words.weight"][tokens] + weights["positions.weight"]) / width, "norm")
+    for number in range(4):
+        key = f"layers.{number}"
+        q, k, v = (linear(x, f"{key}.attention.linear_{part}") / width for part in "qkv")
+        heads = [F.scaled_dot_product_attention(*qkv) for qkv in zip(*(y.chunk(8, -1) for y in (q, k, v)), strict=True)]
+        x = normal(x + linear(torch.cat(heads, -1), f"{key}.attention.linear_o") / width, f"{key}.norm1")
+        hidden = F.gelu(linear(x, f"{key}.linear1") / width)
+        x = normal(x + linear(hidden, f"{key}.linear2") / width, f"{key}.norm2")
+    return linear(normal(F.gelu(linear(x, "linear") / width), "last_norm"), "decoder")
+
+
+@pytest.mark.parametrize("width", [1.0, 0.25])
+@pytest.mark.parametrize(("name", "plain"), [("cifar10", plain_resnet), ("wikitext2", plain_transformer)])
+def test_the_models_are_what_they_are_called(
+    name: str, plain: Callable[[Weights, Tensor, float], Tensor], width: float
+) -> None:
+    task = made_up(name)
+    plan = Prefix().plan(task.axes, width, 0, 0, 0)
+    piece = cut(task.axes, full_weights(name), plan)
+    expected = plain(piece, task.prepare(task.test.inputs[:2]), width)
+    torch.testing.assert_close(logits(task, Shape.of(plan, width), piece), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_only_the_text_model_drops_out() -> None:
+    dropped = {
+        name: {m.p for m in made_up(name).build(made_up(name).full).modules() if isinstance(m, nn.Dropout)}
+        for name in NAMES
+    }
+    assert dropped == {"mnist": set(), "cifar10": set(), "har": set(), "wikitext2": {0.2}}
 
 
 def test_costs_fall_from_level_to_level() -> None:

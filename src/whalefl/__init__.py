@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from whalefl.subnet.axes import Axes, Segment, Whole
     from whalefl.tasks.task import Task
 
-__version__ = version("whalefl")
+__version__ = "0.1.0"
 
 # Names are imported when they are first used: `whalefl --help` needs no torch.
 _HOME = {

@@ -18,7 +18,7 @@ from torch import Tensor
 from whalefl import __version__
 from whalefl.config import Experiment, to_toml
 from whalefl.errors import WhaleflError
-from whalefl.federation.engine import Engine, PlainEngine
+from whalefl.federation.engine import Engine, PlainEngine, use_precision
 from whalefl.federation.ownership import ownership
 from whalefl.federation.rounds import Federation
 from whalefl.federation.serving import serve_levels
@@ -100,6 +100,7 @@ def _for_disk(tensors: Weights) -> dict[str, Tensor]:
 
 def make_engine(experiment: Experiment, task: Task) -> Engine:
     """The engine an experiment asks for; `auto` takes the fastest one for its device."""
+    use_precision(experiment.precision)
     wanted = experiment.engine
     if wanted == "auto":
         wanted = "graphs" if experiment.device.startswith("cuda") else "plain"

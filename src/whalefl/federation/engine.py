@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import nn
@@ -13,6 +13,9 @@ from whalefl.federation.training import Training
 from whalefl.subnet.aggregation import PartialSums
 from whalefl.subnet.slicing import Weights, cut
 from whalefl.tasks.task import Shape, Task
+
+Precision = Literal["fp32", "tf32", "bf16"]
+PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 class Engine(Protocol):
@@ -47,3 +50,10 @@ class PlainEngine:
         if key not in self._models:
             self._models[key] = self.task.build(shape).to(self._place).train()
         return self._models[key]
+
+
+def use_precision(precision: Precision) -> None:
+    """Let matrix products and convolutions round their inputs to tf32, or not."""
+    torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
+    torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    torch.backends.cudnn.benchmark = True

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from whalefl.errors import WhaleflError, require_one_of
+from whalefl.federation.engine import PRECISIONS, Precision, use_precision
 from whalefl.federation.local_training import Order, Outcome, absent_classes, unit_index
 from whalefl.federation.steps import Batch, Learner, training_step
 from whalefl.federation.training import Training
@@ -25,9 +25,6 @@ from whalefl.scheduling.fisher import FisherEntry, fisher_trace
 from whalefl.subnet.aggregation import PartialSums, by_plan, counting_mask
 from whalefl.subnet.slicing import Index, Weights, plan_index
 from whalefl.tasks.task import Shape, Task
-
-Precision = Literal["fp32", "tf32", "bf16"]
-PRECISIONS = ("fp32", "tf32", "bf16")
 
 _STREAMS = 20
 _WARM_UP = 3  # steps before recording, in which libraries choose their algorithms
@@ -71,7 +68,7 @@ class GraphEngine:
         for order, slot in placed:
             index = plan_index(self.task.axes, order.plan)
             if id(index) not in pieces:  # devices with the same plan start from the same slice
-                pieces[id(index)] = torch.cat([weights[name][index[name]].reshape(-1) for name in slot.names])
+                pieces[id(index)] = torch.cat([_rows(weights[name][index[name]]).flatten() for name in slot.names])
             slot.load(order, pieces[id(index)])
 
     def _replay(self, placed: Sequence[tuple[Order, Slot]]) -> None:
@@ -107,11 +104,13 @@ class GraphEngine:
         return sums
 
 
-def use_precision(precision: Precision) -> None:
-    """Let matrix products and convolutions round their inputs to tf32, or not."""
-    torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
-    torch.backends.cudnn.allow_tf32 = precision != "fp32"
-    torch.backends.cudnn.benchmark = True
+def _rows(tensor: Tensor) -> Tensor:
+    """A convolution's weights with their channels last, which is how the GPU's matrix units want them."""
+    return tensor.permute(0, 2, 3, 1) if tensor.ndim == 4 else tensor
+
+
+def _channels_last(_model: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor] | None:
+    return (inputs[0].contiguous(memory_format=torch.channels_last),) if inputs[0].ndim == 4 else None
 
 
 def slot_key(order: Order) -> tuple[object, ...]:
@@ -128,7 +127,7 @@ class Slot:
         self.place = task.train.inputs.device
         model = task.build(Shape.of(order.plan, order.width)).to(self.place).train()
         self.names = [name for name, _ in model.named_parameters()]
-        self.flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+        self.flat = torch.cat([_rows(p.detach()).flatten() for p in model.parameters()])
         self.learner = self._learner(model, order)
         self.indices = torch.zeros(order.batches.shape, dtype=torch.int64, device=self.place)
         self.augment_draws = self._like(order.augment_draws)
@@ -148,6 +147,7 @@ class Slot:
         """The model with its weights moved into one flat buffer, so that loading and summing are one copy each."""
         for parameter, view in zip(model.parameters(), self.views(self.flat, model).values(), strict=True):
             parameter.data = view
+        model.register_forward_pre_hook(_channels_last)
         absent = None if order.labels is None else torch.zeros(self.task.classes, dtype=torch.bool, device=self.place)
         return Learner(
             model=model,
@@ -162,10 +162,11 @@ class Slot:
         return tuple(part.to(self.place) if isinstance(part, Tensor) else part for part in index)
 
     def views(self, flat: Tensor, model: nn.Module | None = None) -> dict[str, Tensor]:
-        """A flat buffer as parameters of this slot's shapes."""
-        shapes = {name: p.shape for name, p in (model or self.learner.model).named_parameters()}
-        parts = torch.split(flat, [shape.numel() for shape in shapes.values()])
-        return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+        """A flat buffer as parameters of this slot's shapes, images with their channels last."""
+        parameters = dict((model or self.learner.model).named_parameters())
+        parts = torch.split(flat, [p.numel() for p in parameters.values()])
+        rows = {name: part.view(_rows(p).shape) for (name, p), part in zip(parameters.items(), parts, strict=True)}
+        return {name: row.permute(0, 3, 1, 2) if row.ndim == 4 else row for name, row in rows.items()}
 
     def _record(self, measured: bool) -> torch.cuda.CUDAGraph:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]

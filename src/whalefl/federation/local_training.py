@@ -16,7 +16,7 @@ from whalefl.federation.training import Training
 from whalefl.scheduling.fisher import FisherEntry, fisher_trace
 from whalefl.subnet.aggregation import Contribution
 from whalefl.subnet.axes import Axes, Plan
-from whalefl.subnet.slicing import Index, index_of, inside, sliced_axes
+from whalefl.subnet.slicing import Index, index_of, inside, plan_key, sliced_axes
 from whalefl.tasks.task import Task
 
 
@@ -95,8 +95,13 @@ def absent_classes(classes: int, labels: tuple[int, ...]) -> Tensor:
 
 def unit_index(axes: Axes, order: Order) -> dict[str, Index]:
     """What selects the coordinates of the smallest slice from each parameter of this order's slice."""
-    positions = sliced_axes(axes, order.plan).parameter_positions(inside(order.plan, order.unit_plan))
-    return {name: index_of(kept) for name, kept in positions.items()}
+    memory: dict[str, tuple[object, dict[str, Index]]] = axes.memory
+    # Prefix plans ask for the same few answers round after round.
+    key, place = (plan_key(axes, order.plan), plan_key(axes, order.unit_plan)), f"unit of level {order.level}"
+    if place not in memory or memory[place][0] != key:
+        positions = sliced_axes(axes, order.plan).parameter_positions(inside(order.plan, order.unit_plan))
+        memory[place] = (key, {name: index_of(kept) for name, kept in positions.items()})
+    return memory[place][1]
 
 
 def mini_batches(order: Order, device: str) -> Iterator[Batch]:

@@ -228,7 +228,7 @@ def close_round(
         devices[index] = _learnt(federation, devices[index], assignment, delay, by_device[index])
     contributions = [assignment.order.contribution for assignment in opened.assignments]
     axes = federation.task.axes
-    counts = count_devices(axes, contributions)
+    counts = count_devices(axes, contributions, federation.task.train.inputs.device)
     coverage, last_trained = cover(axes, contributions, counts, state.last_trained, opened.round)
     round_s = max(report.true.total_s for report in reports)
     after = State(

@@ -119,7 +119,7 @@ def first_state(federation: Federation) -> State:
         clock_s=0.0,
         weights={name: weight.to(task.train.inputs.device) for name, weight in weights.items()},
         devices=tuple(DeviceState() for _ in federation.members),
-        last_trained=never_trained(task.axes),
+        last_trained=never_trained(task.axes, task.train.inputs.device),
     )
 
 

@@ -73,14 +73,17 @@ class PartialSums:
         return new
 
 
-def count_devices(axes: Axes, contributions: Iterable[Contribution]) -> dict[str, Tensor]:
+def count_devices(
+    axes: Axes, contributions: Iterable[Contribution], device: torch.device | str = "cpu"
+) -> dict[str, Tensor]:
     """How many devices (or how much weight) trained each coordinate, from the plans alone."""
-    counts = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in axes.shapes.items()}
+    # Float32 counts whole numbers up to 16 million exactly, at half the traffic of float64.
+    counts = {name: torch.zeros(shape, device=device) for name, shape in axes.shapes.items()}
     for group in by_plan(axes, contributions):
         for name, index in plan_index(axes, group[0].plan).items():
             masks = [counting_mask(axes, name, member) for member in group]
-            weights = [m.weight if mask is None else m.weight * mask for m, mask in zip(group, masks, strict=True)]
-            counts[name][index] += sum(weights)
+            total = sum(m.weight if mask is None else m.weight * mask for m, mask in zip(group, masks, strict=True))
+            counts[name][index] += total.to(device) if isinstance(total, Tensor) else total
     return counts
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from whalefl.subnet.aggregation import Contribution
 from whalefl.subnet.axes import Axes
-from whalefl.subnet.slicing import Weights
+from whalefl.subnet.slicing import Weights, placement
 from whalefl.values import CountShare, Coverage
 
 LastTrained = Mapping[str, Tensor]
@@ -27,8 +27,8 @@ Cells = tuple[NDArray[np.bool_], NDArray[np.int64]]
 _MOST_CLASSES = 1000  # beyond that labels are words, and how many of them a region has seen says little
 
 
-def never_trained(axes: Axes) -> LastTrained:
-    return {name: torch.zeros(shape, dtype=torch.int32) for name, shape in axes.shapes.items()}
+def never_trained(axes: Axes, device: torch.device | str = "cpu") -> LastTrained:
+    return {name: torch.zeros(shape, dtype=torch.int32, device=device) for name, shape in axes.shapes.items()}
 
 
 def cover(
@@ -39,14 +39,17 @@ def cover(
     `counts` is what `count_devices` says of the contributions.
     """
     last = {name: torch.where(counts[name] > 0, round, old) for name, old in last.items()}
-    mean_last = sum(float(tensor.sum(dtype=torch.float64)) for tensor in last.values()) / axes.count
+    # One transfer for all parameters: on a GPU every read of a number would wait for it.
+    totals = torch.stack([tensor.sum(dtype=torch.int64) for tensor in last.values()]).sum()
+    oldest = torch.stack([tensor.min() for tensor in last.values()]).min()
+    mean_last, first = float(totals) / axes.count, int(oldest)
     shares = count_shares(axes, contributions)
     return (
         Coverage(
             least=min((s.devices for s in shares if s.devices > 0), default=0),
             untouched=sum(s.share for s in shares if s.devices == 0),
             mean_age=round - mean_last,
-            oldest_age=round - min(int(tensor.min()) for tensor in last.values()),
+            oldest_age=round - first,
             counts=shares,
         ),
         last,
@@ -76,12 +79,13 @@ def count_shares(axes: Axes, contributions: Sequence[Contribution]) -> tuple[Cou
 
 def parameter_cells(axes: Axes, contributions: Sequence[Contribution]) -> Iterator[Cells]:
     """The cells of every parameter: the intersections of the cells of its dimensions."""
+    positions = [placement(axes, contribution.plan).positions for contribution in contributions]
     for name, dims in axes.parameters.items():
         trained, sizes = np.ones((1, len(contributions)), dtype=bool), np.ones(1, dtype=np.int64)
         for d, dim in enumerate(dims):
             keeps = np.zeros((axes.size(dim), len(contributions)), dtype=bool)
             for column, contribution in enumerate(contributions):
-                keeps[axes.positions(dim, contribution.plan), column] = True
+                keeps[positions[column][name][d], column] = True
                 if axes.labels.get(name) == d and contribution.owned is not None:
                     keeps[:, column] &= axes.counting_rows(name, contribution.owned)
             more, lengths = _grouped(keeps)

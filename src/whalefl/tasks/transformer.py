@@ -97,6 +97,9 @@ class Transformer(nn.Module):
         self.gelu = nn.GELU()
         self.last_norm = nn.LayerNorm(model)
         self.decoder = nn.Linear(model, sizes.words)
+        # The norm that follows hides how large these are, but the larger they are the slower they turn.
+        nn.init.normal_(self.words.weight, std=0.02)
+        nn.init.normal_(self.positions.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
         places = torch.arange(tokens.shape[-1], device=tokens.device)

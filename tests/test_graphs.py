@@ -1,0 +1,73 @@
+"""The GPU engine against the plain one; skipped where there is no GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from whalefl.federation.engine import PlainEngine
+from whalefl.federation.methods import make_method
+from whalefl.federation.rounds import close_round, open_round
+from whalefl.federation.simulation import Settings, assemble, first_state, simulate
+from whalefl.federation.training import Training
+from whalefl.fleet.devices import Fleet
+from whalefl.fleet.weather import Weather
+from whalefl.rng import Seeds
+from whalefl.scheduling.policies import Whale
+from whalefl.tasks.digits import digits
+from whalefl.tasks.task import Task
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+
+TRAINING = Training(iterations=4, batch=8, lr=0.02)
+SETTINGS = Settings(rounds=4, training=TRAINING)
+
+
+@pytest.mark.parametrize("method", ["whale", "whaledropout", "whalerolex", "fedavg"])
+def test_a_round_on_the_gpu_equals_the_plain_engine(method: str) -> None:
+    from whalefl.federation.graphs import GraphEngine
+
+    here, there = digits(), digits().to("cuda")
+    whale = make_method(method, Whale(quantile=0.9))
+    federation = assemble(here, whale, Fleet(), Weather(), SETTINGS, Seeds.all(1))
+    plain, graphs = PlainEngine(here, TRAINING), GraphEngine(there, TRAINING, "fp32")
+    state, levels = first_state(federation), set()
+    for _ in range(4):
+        opened = open_round(federation, state)
+        levels |= {order.level for order in opened.orders}
+        sums, outcomes = plain.train(state.weights, opened.orders)
+        on_gpu = {name: weight.cuda() for name, weight in state.weights.items()}
+        gpu_sums, gpu_outcomes = graphs.train(on_gpu, opened.orders)
+        after, _ = close_round(federation, state, opened, sums, outcomes)
+        ours, reference = (torch.cat([t.cpu().flatten() for t in s.sums.values()]) for s in (gpu_sums, sums))
+        assert (ours - reference).norm() < 1e-5 * reference.norm()
+        found = {outcome.device: outcome for outcome in gpu_outcomes}
+        for outcome in outcomes:
+            assert found[outcome.device].loss == pytest.approx(outcome.loss, rel=1e-4)
+            if outcome.fisher is not None:
+                other = found[outcome.device].fisher
+                assert other is not None and other.parameters == outcome.fisher.parameters
+                assert other.trace == pytest.approx(outcome.fisher.trace, rel=1e-2)
+                assert other.unit == pytest.approx(outcome.fisher.unit, rel=1e-2)
+        state = after
+    assert method == "fedavg" or len(levels) >= 3
+
+
+def on_gpu(task: Task, precision: str, rounds: int) -> list[float | None]:
+    from whalefl.federation.graphs import GraphEngine
+
+    engine = GraphEngine(task, TRAINING, precision)
+    settings = replace(SETTINGS, rounds=rounds)
+    run = simulate(task, make_method("whale"), settings=settings, seeds=Seeds.all(2), engine=engine)
+    return [finished.record.accuracy for finished in run]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_whole_runs_learn_in_every_precision(precision: str) -> None:
+    accuracies = on_gpu(digits().to("cuda"), precision, 25)
+    assert accuracies[-1] is not None and accuracies[-1] > 0.7
