@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from made_up import WORDS, made_up, made_up_arrays
 from whalefl.errors import WhaleflError
 from whalefl.federation.local_training import Training
 from whalefl.federation.methods import make_method
@@ -27,12 +28,9 @@ from whalefl.subnet.axes import Axes, Segment
 from whalefl.subnet.plans import EXTRACTIONS, Prefix
 from whalefl.subnet.slicing import Weights, cut
 from whalefl.tasks.catalogue import TASKS, load_task
-from whalefl.tasks.cifar10 import MEANS, SPREADS, cifar10_task, shifted_and_flipped
+from whalefl.tasks.cifar10 import MEANS, SPREADS, shifted_and_flipped
 from whalefl.tasks.costs import level_costs
-from whalefl.tasks.data.datasets import Arrays
-from whalefl.tasks.har import har_task
 from whalefl.tasks.layers import NORMS, Norm, StaticBatchNorm, groups, norm
-from whalefl.tasks.mnist import mnist_task
 from whalefl.tasks.partition import Partition
 from whalefl.tasks.task import Shape, Task
 from whalefl.tasks.transformer import Sizes, Transformer, transformer_axes
@@ -41,39 +39,7 @@ from whalefl.values import Ladder
 
 LADDER = Ladder()
 NAMES = ("mnist", "cifar10", "har", "wikitext2")
-WORDS = 50
 VOCABULARY = 33_278
-
-
-def made_up_arrays(name: str, count: int = 24) -> Arrays:
-    """A few examples of noise in the form of a data set."""
-    rng = np.random.default_rng(0)
-    if name == "wikitext2":
-        words = "\n".join(f"word{number}" for number in range(WORDS)).encode()
-        return {
-            "tokens_train": rng.integers(0, WORDS, LENGTH * count + 5).astype(np.int32),
-            "tokens_test": rng.integers(0, WORDS, LENGTH * count + 63).astype(np.int32),
-            "vocab": np.frombuffer(words, np.uint8),
-            "articles_train": np.array([2, 130, 700]),
-        }
-    shape, classes = {"mnist": ((28, 28), 10), "cifar10": ((3, 32, 32), 10), "har": ((9, 128), 6)}[name]
-    arrays: Arrays = {}
-    for split in ("train", "test"):
-        arrays[f"x_{split}"] = rng.integers(0, 256, (count, *shape)).astype(np.uint8)
-        arrays[f"y_{split}"] = (np.arange(count) % classes).astype(np.uint8)
-        if name == "har":
-            arrays[f"x_{split}"] = rng.normal(3, 2, (count, *shape)).astype(np.float32)
-            arrays[f"subject_{split}"] = (1 + np.arange(count) // 8).astype(np.uint8)
-    return arrays
-
-
-@cache
-def made_up(name: str, norm: Norm = "batch") -> Task:
-    arrays = made_up_arrays(name)
-    if name == "wikitext2":
-        return wikitext2_task(arrays, ("a note",))
-    make = {"mnist": mnist_task, "cifar10": cifar10_task, "har": har_task}[name]
-    return make(arrays, ("a note",), norm)
 
 
 @cache

@@ -91,7 +91,7 @@ def compose(layers: Iterable[Mapping[str, Any]]) -> Experiment:
 
 
 def preset(name: str) -> Values:
-    """A preset that comes with the package: `TASK`, `TASK/METHOD`, `TASK/central`, or `paper`; empty if unknown."""
+    """A preset that comes with the package: `TASK`, `TASK/METHOD`, or `paper`; empty if unknown."""
     path = files("whalefl").joinpath("configs", f"{name}.toml")
     return tomllib.loads(path.read_text(encoding="utf8")) if path.is_file() else {}
 

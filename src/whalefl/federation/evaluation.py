@@ -107,7 +107,7 @@ def score(task: Task, model: nn.Module) -> Score:
     loss, everywhere = float(totals["loss"]) / count, float(totals["right"]) / count
     if task.masked is None:
         return Score(everywhere, loss)
-    hidden_accuracy = float(totals["hidden right"] / totals["hidden"])
+    hidden_accuracy = float(totals["hidden right"] / totals["hidden"].clamp(min=1))
     return Score(hidden_accuracy, loss, {"accuracy_all": everywhere, "perplexity": exp(min(loss, 700.0))})
 
 
@@ -119,14 +119,17 @@ def gather_statistics(model: nn.Module, batches: Callable[[], Iterator[Tensor]],
     after which one more layer is exact: as many passes as there are batch norms make unlike batches equal to their
     union.
     """
-    for _, norm in batch_norms(model):
+    norms = batch_norms(model)
+    if not norms:
+        return
+    for _, norm in norms:
         norm.statistics = None
     for _ in range(passes):
         merged: dict[str, Moments] = {}
         for inputs in batches():
             for name, moments in observed_moments(model, inputs).items():
                 merged[name] = merged[name] + moments if name in merged else moments
-        for name, norm in batch_norms(model):
+        for name, norm in norms:
             norm.statistics = merged[name].statistics()
 
 
