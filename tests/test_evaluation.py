@@ -52,12 +52,12 @@ def test_devices_with_unlike_data_reach_the_unions_statistics_after_as_many_pass
         yield from by_class
 
     gather_statistics(merged, parts, passes=1)
-    one_pass = [float((a[1] - b[1]).abs().max()) for a, b in zip(norms(reference), norms(merged), strict=True)]
+    one_pass = [float(((a[1] - b[1]) / a[1]).abs().max()) for a, b in zip(norms(reference), norms(merged), strict=True)]
     gather_statistics(merged, parts, passes=2)
     for ours, union in zip(norms(merged), norms(reference), strict=True):
         torch.testing.assert_close(ours[0], union[0], rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(ours[1], union[1], rtol=1e-4, atol=1e-6)
-    assert one_pass[1] > 0.01  # so the second pass was needed
+    assert one_pass[1] > 0.05  # so the second pass was needed
 
 
 def test_moments_add_up(corners: Task) -> None:
