@@ -153,6 +153,10 @@ def check_twins(folder: Path, bad: list[str], good: list[str], named: str) -> No
         (("compare", "--methods", "fedavg,,whale"), "methods"),
         (("compare", "--sweep", "whale.betta=1,2"), "whale.betta"),
         (("compare", "--jobs", "0"), "jobs is 0"),
+        (("run", "--set", "task=mnist"), "task must be given"),
+        (("compare", "--set", "seed=5"), "seed must be given"),
+        (("compare", "--sweep", "target=0.5,0.9"), "target must be given"),
+        (("run", "--set", "precision=bf16"), "precision is 'bf16'"),
         (("walk",), "walk"),
     ],
 )
@@ -161,6 +165,13 @@ def test_other_mistakes_leave_nothing_behind(tmp_path: Path, arguments: tuple[st
     assert failed.returncode == 2
     assert failed.stderr.count("\n") == 1 and named in failed.stderr and "Traceback" not in failed.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_divergence_is_one_line_too(tmp_path: Path) -> None:
+    failed = whalefl("run", "digits", *QUICK, "--set", "training.lr=1e30", "--out", "far", cwd=tmp_path)
+    assert failed.returncode == 2
+    assert failed.stderr.count("\n") == 1 and "diverged" in failed.stderr
+    assert json.loads((tmp_path / "far" / "run.json").read_text())["status"] == "failed"
 
 
 def test_an_occupied_folder_is_refused_and_left_alone(tmp_path: Path) -> None:

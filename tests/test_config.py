@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -48,6 +49,13 @@ def test_the_written_configuration_reads_back_as_the_same_experiment() -> None:
 def test_weather_by_name() -> None:
     assert compose([{"weather": "rough"}]).weather == WEATHERS["rough"]
     assert WEATHERS["rough"].load_factor == 4 and WEATHERS["calm"].load_factor == 1
+
+
+def test_a_weather_by_name_stays_under_a_single_key() -> None:
+    layers = [{"weather": "rough"}, assignments(["weather.fading=false"], "--set")]
+    assert compose(layers).weather == replace(WEATHERS["rough"], fading=False)
+    pairs = assignments(["weather=rough", "weather.fading=false"], "--set")
+    assert compose([pairs]).weather == replace(WEATHERS["rough"], fading=False)
 
 
 def test_seeds_follow_the_experiments_seed_unless_named() -> None:

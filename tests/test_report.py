@@ -28,6 +28,7 @@ def device(index: int = 0, kind: str = "JetsonNano", level: int = 1, fisher: flo
         device=index,
         kind=kind,
         level=level,
+        share=0.25 ** (level - 1),
         loss=1.0,
         utility=None,
         fisher=fisher,
@@ -154,11 +155,11 @@ def test_the_share_trained_is_the_width_squared_averaged_over_devices_and_rounds
     second = round_record(2, 2, None, [device(0, level=2), device(1, level=3)])
     # 1, 1/256, 1/4, 1/16
     expected = (1 + 1 / 256 + 1 / 4 + 1 / 16) / 4
-    assert mean_share([asdict(first), asdict(second)], shrink=0.5) == pytest.approx(expected)
+    assert mean_share([asdict(first), asdict(second)]) == pytest.approx(expected)
 
 
 def test_energy_and_bytes_are_counted_up_to_and_with_the_round_that_reached_the_target() -> None:
-    summary = summarise(curve(0.1, 0.5, 0.9, 0.9, 0.9, 0.9, 0.9), target=0.9, shrink=0.5)
+    summary = summarise(curve(0.1, 0.5, 0.9, 0.9, 0.9, 0.9, 0.9), target=0.9)
     assert (summary.reached_round, summary.reached_s, summary.crossed_s) == (3, 30.0, 30.0)
     assert (summary.energy_j, summary.bytes_sent) == (9.0, 300)
     assert (summary.rounds, summary.time_s) == (7, 70.0)
@@ -168,7 +169,7 @@ def test_energy_and_bytes_are_counted_up_to_and_with_the_round_that_reached_the_
 def test_energy_and_bytes_of_the_whole_run_if_the_target_was_not_reached_or_there_is_none(
     target: float | None,
 ) -> None:
-    summary = summarise(curve(*[0.9] * 7), target=target, shrink=0.5)
+    summary = summarise(curve(*[0.9] * 7), target=target)
     assert (summary.reached_round, summary.reached_s, summary.crossed_s) == (None, None, None)
     assert (summary.energy_j, summary.bytes_sent) == (21.0, 700)
 
@@ -416,7 +417,7 @@ def comparison(folder: Path, fisher: float | None) -> Mapping[str, Mapping[int, 
 
 
 def test_a_report_leaves_a_table_a_page_and_pictures(tmp_path: Path) -> None:
-    rows = write_report(tmp_path, comparison(tmp_path, fisher=3.5), 0.9, 0.5, "whalefl compare digits")
+    rows = write_report(tmp_path, comparison(tmp_path, fisher=3.5), 0.9, "whalefl compare digits")
     written = {path.name for path in tmp_path.iterdir() if path.is_file()}
     assert written == {"table.json", "report.md", "accuracy.png", "levels.png", "fisher.png"}
     for name in ("accuracy.png", "levels.png", "fisher.png"):
@@ -430,7 +431,7 @@ def test_a_report_leaves_a_table_a_page_and_pictures(tmp_path: Path) -> None:
 
 
 def test_the_table_file_holds_the_rows_the_target_and_the_command(tmp_path: Path) -> None:
-    write_report(tmp_path, comparison(tmp_path, fisher=None), 0.9, 0.5, "whalefl compare digits")
+    write_report(tmp_path, comparison(tmp_path, fisher=None), 0.9, "whalefl compare digits")
     content = json.loads((tmp_path / "table.json").read_text(encoding="utf8"))
     assert (content["command"], content["target"]) == ("whalefl compare digits", 0.9)
     assert [row["label"] for row in content["rows"]] == ["fedavg", "whale"]
@@ -442,7 +443,7 @@ def test_the_table_file_holds_the_rows_the_target_and_the_command(tmp_path: Path
 
 
 def test_the_page_shows_every_picture_there_is_and_no_other(tmp_path: Path) -> None:
-    write_report(tmp_path, comparison(tmp_path, fisher=None), 0.9, 0.5, "whalefl compare digits --seeds 0,1")
+    write_report(tmp_path, comparison(tmp_path, fisher=None), 0.9, "whalefl compare digits --seeds 0,1")
     page = (tmp_path / "report.md").read_text(encoding="utf8")
     assert "](accuracy.png)" in page and "](levels.png)" in page
     assert "fisher.png" not in page and not (tmp_path / "fisher.png").exists()
@@ -451,7 +452,7 @@ def test_the_page_shows_every_picture_there_is_and_no_other(tmp_path: Path) -> N
 
 
 def test_without_a_target_the_report_gives_the_whole_run_and_no_bounds(tmp_path: Path) -> None:
-    write_report(tmp_path, comparison(tmp_path, fisher=3.5), None, 0.5, "whalefl compare digits")
+    write_report(tmp_path, comparison(tmp_path, fisher=3.5), None, "whalefl compare digits")
     page = (tmp_path / "report.md").read_text(encoding="utf8")
     assert "No target" in page
     # Eight rounds of 20 s, and of 10 s.
@@ -468,5 +469,5 @@ def test_a_kind_that_was_never_selected_in_one_seed_does_not_stop_the_report(tmp
             1: stored(tmp_path / "b", [round_record(1, 10.0, 0.5, nano), round_record(2, 20.0, 0.5, nano)]),
         }
     }
-    write_report(tmp_path, runs, 0.9, 0.5, "whalefl compare digits --set clients_per_round=1")
+    write_report(tmp_path, runs, 0.9, "whalefl compare digits --set clients_per_round=1")
     assert (tmp_path / "levels.png").exists()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from conftest import made_up_task
 from whalefl.federation.engine import PlainEngine
 from whalefl.federation.local_training import Order, Outcome
 from whalefl.federation.methods import METHODS, Method, make_method
@@ -22,7 +23,7 @@ from whalefl.fleet.latency import LatencySettings
 from whalefl.fleet.weather import Weather
 from whalefl.rng import Seeds
 from whalefl.scheduling.fisher import FisherSettings
-from whalefl.scheduling.policies import FunctionPolicy, Whale
+from whalefl.scheduling.policies import FunctionPolicy, ServerMemory, Whale
 from whalefl.subnet.aggregation import PartialSums
 from whalefl.subnet.plans import Prefix
 from whalefl.subnet.slicing import Weights
@@ -115,6 +116,38 @@ def test_every_method_runs_and_repeats_bit_for_bit(corners: Task, method: str) -
     for record in first:
         assert record.round_s == max(d.true.total_s for d in record.devices)
         assert record.coverage.untouched < 1
+
+
+def test_the_global_model_carries_no_history_of_how_it_was_computed(corners: Task) -> None:
+    last = list(simulate(corners, make_method("fedavg"), settings=SETTINGS))[-1]
+    assert not any(weight.requires_grad for weight in last.state.weights.values())
+
+
+def test_levels_that_round_to_the_same_sizes_keep_their_own_scaler() -> None:
+    tiny = made_up_task(channels=(2, 2))
+    federation = assemble(tiny, make_method("heterofl"), Fleet(), Weather(), SETTINGS, Seeds())
+    state = first_state(federation)
+    orders = open_round(federation, state).orders
+    forwards, _ = PlainEngine(tiny, TRAINING).train(state.weights, orders)
+    backwards, _ = PlainEngine(tiny, TRAINING).train(state.weights, orders[::-1])
+    assert all(torch.equal(forwards.sums[name], backwards.sums[name]) for name in forwards.sums)
+
+
+def test_the_share_is_that_of_the_parameters_in_the_slice(corners: Task) -> None:
+    record = records(corners, "heterofl", rounds=1)[0]
+    for device in record.devices:
+        plan = Prefix().plan(corners.axes, 0.5 ** (device.level - 1), 0, 0, 0)
+        assert device.share == corners.axes.slice_count(plan) / corners.axes.count
+
+
+def test_a_threshold_is_found_however_late_the_first_utility_comes(corners: Task) -> None:
+    last = list(simulate(corners, make_method("whale"), settings=SETTINGS))[-1]
+    reports = [replace(report, utility=float(report.device)) for report in last.state.reports]
+    whale, long_after = Whale(window=2, quantile=0.5), 50
+    memory, told = whale.announce(ServerMemory(preferred_s=1.0), long_after, reports)
+    assert told.threshold == 9.5
+    _, later = whale.announce(memory, long_after + 1, [replace(r, utility=1000.0) for r in reports])
+    assert later.threshold == 9.5  # and frozen
 
 
 def test_learning_happens(corners: Task) -> None:

@@ -15,7 +15,7 @@ from whalefl.subnet.aggregation import Contribution, PartialSums, count_devices
 from whalefl.subnet.axes import Axes, Plan, Segment, Whole
 from whalefl.subnet.coverage import count_shares, cover, never_trained
 from whalefl.subnet.plans import EXTRACTIONS, Prefix, Random, Rolling, kept
-from whalefl.subnet.slicing import cut, inside, put_back, sliced_axes
+from whalefl.subnet.slicing import as_tensors, cut, inside, plan_index, put_back, sliced_axes
 
 LABELS = 3
 
@@ -234,6 +234,15 @@ def test_dimensions_that_share_an_axis_are_cut_alike() -> None:
 @pytest.mark.parametrize(("size", "width", "count"), [(10, 0.25, 3), (30, 0.1, 3), (64, 0.0625, 4), (3, 0.0625, 1)])
 def test_kept_rounds_up_and_keeps_at_least_one(size: int, width: float, count: int) -> None:
     assert kept(size, width) == count
+
+
+@settings(max_examples=50, deadline=None)
+@given(rounds())
+def test_an_index_of_tensors_selects_the_same(case: tuple[Axes, list[Contribution]]) -> None:
+    axes, contributions = case
+    weights = random_weights(axes, 0)
+    for name, index in plan_index(axes, contributions[0].plan).items():
+        assert torch.equal(weights[name][as_tensors(index)], weights[name][index])
 
 
 def test_sliced_axes_describe_the_slice() -> None:

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from whalefl.errors import WhaleflError
 from whalefl.federation.local_training import Order, absent_classes, train_slice
-from whalefl.federation.steps import sampled_gradient, sampled_labels, squared_norm, training_logits
+from whalefl.federation.steps import has_dropout, sampled_gradient, sampled_labels, squared_norm, training_logits
 from whalefl.federation.training import Training
 from whalefl.scheduling.fisher import fisher_trace
 from whalefl.subnet.aggregation import Contribution
+from whalefl.subnet.axes import Axes
 from whalefl.subnet.plans import Prefix
 from whalefl.tasks.layers import StaticBatchNorm
 from whalefl.tasks.task import Shape, Task
@@ -190,6 +191,21 @@ def test_the_rate_stays_or_falls_along_a_cosine() -> None:
     assert [Training(lr=0.2).rate(number, 10) for number in (1, 10)] == [0.2, 0.2]
     falling = [Training(lr=0.2, schedule="cosine").rate(number, 10) for number in (1, 6, 11)]
     assert falling == pytest.approx([0.2, 0.1, 0.0])
+
+
+def test_every_kind_of_dropout_is_noticed() -> None:
+    assert has_dropout(nn.Sequential(nn.AlphaDropout(0.1))) and has_dropout(nn.Sequential(nn.Dropout2d(0.1)))
+    assert not has_dropout(nn.Sequential(nn.Dropout(0.0)))
+
+
+def test_ordinary_batch_norm_is_refused(corners: Task) -> None:
+    axes = Axes.of({"n": 4}, {"0.weight": ("n", 36), "0.bias": ("n",), "1.weight": ("n",), "1.bias": ("n",)})
+
+    def build(shape: Shape) -> nn.Module:
+        return nn.Sequential(nn.Linear(36, shape["n"]), nn.BatchNorm1d(shape["n"]))
+
+    with pytest.raises(WhaleflError, match="layer 1 is a BatchNorm1d"):
+        replace(corners, axes=axes, build=build)
 
 
 def test_epochs_become_batches() -> None:

@@ -80,14 +80,20 @@ def compose(layers: Iterable[Mapping[str, Any]]) -> Experiment:
     """The experiment that these layers describe, later ones over earlier ones."""
     values: Values = {}
     for layer in layers:
-        values = _merged(values, layer)
-    if isinstance(values.get("weather"), str):  # a preset by name
-        require_one_of("weather", values["weather"], WEATHERS)
-        values["weather"] = asdict(WEATHERS[values["weather"]])
+        values = _merged(values, _with_weather(layer))
     try:
         return TypeAdapter(Experiment).validate_json(json.dumps(values, default=str), strict=True, extra="forbid")
     except ValidationError as error:
         raise WhaleflError(_sentence(error, values)) from None
+
+
+def _with_weather(layer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The layer with a weather's name replaced by what it stands for."""
+    name = layer.get("weather")
+    if not isinstance(name, str):
+        return layer
+    require_one_of("weather", name, WEATHERS)
+    return {**layer, "weather": asdict(WEATHERS[name])}
 
 
 def preset(name: str) -> Values:
@@ -115,7 +121,7 @@ def assignments(pairs: Sequence[str], option: str) -> Values:
         layer: Any = toml_value(text.strip())
         for part in reversed(key.strip().split(".")):
             layer = {part: layer}
-        values = _merged(values, layer)
+        values = _merged(values, _with_weather(layer))
     return values
 
 

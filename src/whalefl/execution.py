@@ -105,6 +105,8 @@ def make_engine(experiment: Experiment, task: Task) -> Engine:
     if wanted == "auto":
         wanted = "graphs" if experiment.device.startswith("cuda") else "plain"
     if wanted == "plain":
+        if experiment.precision == "bf16":
+            raise WhaleflError("precision is 'bf16'; it must be 'fp32' or 'tf32' with the plain engine")
         return PlainEngine(task, experiment.training)
     if not experiment.device.startswith("cuda"):
         raise WhaleflError("engine is 'graphs'; it must be 'plain' or 'auto' where device is not 'cuda'")

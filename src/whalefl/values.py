@@ -81,12 +81,14 @@ class DeviceReport:
     """One device in one round: what it chose, what it believed, what happened.
 
     `known` is the delay the device expected at its level, `true` the one it met; `unit_s` is the time it expected
-    for the smallest subnetwork. `fisher` is the mean Fisher information measured in this round.
+    for the smallest subnetwork. `share` is the part of the model's parameters in its slice; `fisher` is the mean
+    Fisher information measured in this round.
     """
 
     device: int
     kind: str
     level: int
+    share: float
     loss: float
     utility: float | None
     fisher: float | None

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 
-from whalefl.cli.options import experiment_of, numbers, repeating_command, words
+from whalefl.cli.options import experiment_of, numbers, refuse_keys, repeating_command, words
 from whalefl.cli.progress import progress_of
 from whalefl.config import Experiment, Values
 from whalefl.errors import WhaleflError, require
@@ -36,6 +36,8 @@ def compare_methods(
 ) -> None:
     if jobs is not None:
         require(jobs >= 1, "jobs", jobs, "at least 1")
+    refuse_keys(("method", "seed"), pairs, "--set")
+    refuse_keys(("task", "method", "seed", "target"), sweep, "--sweep")
     variants = {
         (" ".join([method, *point]), seed): experiment_of(
             task, config, pairs, {**options, "method": method, "seed": seed}, point
@@ -52,7 +54,7 @@ def compare_methods(
     runs: dict[str, dict[int, RunFolder]] = {}
     for (label, seed), job in work.items():
         runs.setdefault(label, {})[seed] = RunFolder(job.folder)
-    rows = write_report(folder, runs, first.target, first.ladder.shrink, command)
+    rows = write_report(folder, runs, first.target, command)
     _show(rows, first.target)
     print(f"report          {folder / 'report.md'}")
     print(f"repeat with     {command}")

@@ -21,6 +21,7 @@ def experiment_of(
     The presets are the task's, and the one for this method on this task. A file that names its task stands for
     itself, so that the config.toml of a run repeats that run exactly; any other lies over the presets.
     """
+    refuse_keys(("task",), pairs, "--set")
     file = _config(config) if config is not None else {}
     above = [{key: value for key, value in options.items() if value is not None}]
     above += [assignments(pairs, "--set"), assignments(swept, "--sweep")]
@@ -35,6 +36,14 @@ def _config(config: Path) -> Values:
     """A file, or else a preset by name."""
     named = {} if config.exists() else preset(str(config))
     return named or read_toml(config)
+
+
+def refuse_keys(keys: Sequence[str], pairs: Sequence[str], option: str) -> None:
+    """Some keys are what a command line is about, and setting them behind its back would mislabel what it does."""
+    for pair in pairs:
+        key = pair.partition("=")[0].strip()
+        if key in keys:
+            raise WhaleflError(f"{option} is {pair!r}; {key} must be given as an argument or option of its own")
 
 
 def words(option: str, text: str) -> list[str]:

@@ -28,11 +28,15 @@ def run_one(
     command = repeating_command()
     with progress_of({name: experiment}) as listener:
         run = execute(Job(name, experiment, folder, command), listener)
-    write_report(
-        folder, {experiment.method: {experiment.seed: run}}, experiment.target, experiment.ladder.shrink, command
+    write_report(folder, {experiment.method: {experiment.seed: run}}, experiment.target, command)
+    summary = summarise(list(run.records()), experiment.target)
+    ending = (
+        f"rounds = {experiment.rounds}"
+        if summary.rounds >= experiment.rounds
+        else f"horizon_s = {experiment.horizon_s:g}"
     )
-    summary = summarise(list(run.records()), experiment.target, experiment.ladder.shrink)
     print(f"{experiment.method} on {experiment.task}: {summary.rounds} rounds in {summary.time_s:.0f} virtual seconds")
+    print(f"ended by        {ending}")
     print(f"final accuracy  {100 * summary.final_accuracy:.1f} %")
     if experiment.target is not None:
         when = "not reached" if summary.reached_s is None else f"after {summary.reached_s:.0f} virtual seconds"

@@ -31,7 +31,7 @@ class PlainEngine:
         self.task = task
         self.training = training
         self._place = task.train.inputs.device
-        self._models: dict[tuple[int, ...], nn.Module] = {}
+        self._models: dict[tuple[float, ...], nn.Module] = {}
 
     def train(self, weights: Weights, orders: Sequence[Order]) -> tuple[PartialSums, list[Outcome]]:
         sums, outcomes = PartialSums(self.task.axes, self._place), []
@@ -46,7 +46,7 @@ class PlainEngine:
         return sums, outcomes
 
     def _model(self, shape: Shape) -> nn.Module:
-        key = tuple(shape.sizes.values())
+        key = (*shape.sizes.values(), shape.ratio)  # narrow levels may round to the same sizes
         if key not in self._models:
             self._models[key] = self.task.build(shape).to(self._place).train()
         return self._models[key]

@@ -16,14 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from whalefl.errors import WhaleflError, require_one_of
+from whalefl.errors import require_one_of
 from whalefl.federation.engine import PRECISIONS, Precision, use_precision
-from whalefl.federation.local_training import Order, Outcome, absent_classes, unit_index
+from whalefl.federation.local_training import Order, Outcome, absent_classes, outcome_of, unit_index
 from whalefl.federation.steps import Batch, Learner, training_step
 from whalefl.federation.training import Training
-from whalefl.scheduling.fisher import FisherEntry, fisher_trace
 from whalefl.subnet.aggregation import PartialSums, by_plan, counting_mask
-from whalefl.subnet.slicing import Index, Weights, plan_index
+from whalefl.subnet.slicing import Index, Weights, as_tensors, plan_index, plan_key
 from whalefl.tasks.task import Shape, Task
 
 _STREAMS = 20
@@ -47,7 +46,10 @@ class GraphEngine:
         self._replay(placed)
         sums = self._collect(placed)
         results = torch.stack([slot.results for _, slot in placed]).cpu()  # the only wait of a round
-        outcomes = [slot.outcome(order, row) for (order, slot), row in zip(placed, results, strict=True)]
+        outcomes = [
+            outcome_of(self.task, order, slot.flat.numel(), row)
+            for (order, slot), row in zip(placed, results, strict=True)
+        ]
         return sums, outcomes
 
     def _place(self, orders: Sequence[Order]) -> list[tuple[Order, Slot]]:
@@ -64,12 +66,12 @@ class GraphEngine:
 
     def _load(self, weights: Weights, placed: Sequence[tuple[Order, Slot]]) -> None:
         torch.cuda.manual_seed(placed[0][0].noise_seed)
-        pieces: dict[int, Tensor] = {}
+        pieces: dict[tuple[bytes, ...], Tensor] = {}
         for order, slot in placed:
-            index = plan_index(self.task.axes, order.plan)
-            if id(index) not in pieces:  # devices with the same plan start from the same slice
-                pieces[id(index)] = torch.cat([_rows(weights[name][index[name]]).flatten() for name in slot.names])
-            slot.load(order, pieces[id(index)])
+            key, index = plan_key(self.task.axes, order.plan), plan_index(self.task.axes, order.plan)
+            if key not in pieces:  # devices with the same plan start from the same slice
+                pieces[key] = torch.cat([_rows(weights[name][index[name]]).flatten() for name in slot.names])
+            slot.load(order, pieces[key])
 
     def _replay(self, placed: Sequence[tuple[Order, Slot]]) -> None:
         main = torch.cuda.current_stream()
@@ -116,7 +118,7 @@ def _channels_last(_model: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor] | 
 def slot_key(order: Order) -> tuple[object, ...]:
     """Orders with the same key can train in the same slot."""
     sizes = tuple(len(indices) for indices in order.plan.values())
-    return (*sizes, order.batches.shape, order.fisher_draws.shape, order.labels is None)
+    return (*sizes, order.width, order.batches.shape, order.fisher_draws.shape, order.labels is None)
 
 
 class Slot:
@@ -158,8 +160,8 @@ class Slot:
         )
 
     def _fixed(self, index: Index) -> Index:
-        """An index whose tensors are buffers of this slot."""
-        return tuple(part.to(self.place) if isinstance(part, Tensor) else part for part in index)
+        """An index whose parts are buffers of this slot, since a rolling or random unit moves from round to round."""
+        return tuple(part.to(self.place) if isinstance(part, Tensor) else part for part in as_tensors(index))
 
     def views(self, flat: Tensor, model: nn.Module | None = None) -> dict[str, Tensor]:
         """A flat buffer as parameters of this slot's shapes, images with their channels last."""
@@ -222,7 +224,7 @@ class Slot:
         if self.fisher_draws is not None and order.fisher_steps:
             self.fisher_draws.copy_(torch.from_numpy(order.fisher_draws), non_blocking=True)
             for name, index in unit_index(self.task.axes, order).items():
-                for buffer, part in zip(self.learner.unit[name], index, strict=True):
+                for buffer, part in zip(self.learner.unit[name], as_tensors(index), strict=True):
                     if isinstance(buffer, Tensor) and isinstance(part, Tensor):
                         buffer.copy_(part, non_blocking=True)
         if self.learner.absent is not None and order.labels is not None:
@@ -230,16 +232,3 @@ class Slot:
 
     def replay(self, measured: bool) -> None:
         (self._measured if measured else self._plain).replay()
-
-    def outcome(self, order: Order, results: Tensor) -> Outcome:
-        """What a device reports, from the results of its slot."""
-        loss = float(results[0].mean())
-        if not np.isfinite(loss):
-            raise WhaleflError(f"training diverged on device {order.device}: its loss is {loss}; lr must be smaller")
-        if not order.fisher_steps:
-            return Outcome(order.device, loss, None)
-        scored = order.batches.shape[1] * self.task.train.targets[0].numel()
-        whole, unit = (
-            tuple(fisher_trace(float(norm), scored) for norm in row[: len(order.fisher_steps)]) for row in results[1:]
-        )
-        return Outcome(order.device, loss, FisherEntry(order.level, self.flat.numel(), whole, unit))

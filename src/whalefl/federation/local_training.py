@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from whalefl.errors import WhaleflError
-from whalefl.federation.steps import Batch, Learner, Measured, has_dropout, training_step
+from whalefl.federation.steps import Batch, Learner, has_dropout, training_step
 from whalefl.federation.training import Training
 from whalefl.scheduling.fisher import FisherEntry, fisher_trace
 from whalefl.subnet.aggregation import Contribution
@@ -68,9 +68,15 @@ def train_slice(task: Task, model: nn.Module, training: Training, order: Order) 
 
 def _train(task: Task, model: nn.Module, training: Training, order: Order) -> Outcome:
     learner = learner_of(task, model, order)
-    place = task.train.inputs.device
-    measured = [training_step(task, training, learner, batch, order.lr) for batch in mini_batches(order, str(place))]
-    return outcome_of(order, learner, measured, task)
+    results = torch.zeros(3, len(order.batches), dtype=torch.float64, device=task.train.inputs.device)
+    measurements = 0
+    for step, batch in enumerate(mini_batches(order, task.train.inputs.device)):
+        measured = training_step(task, training, learner, batch, order.lr)
+        results[0, step] = measured.loss
+        if measured.whole is not None and measured.unit is not None:
+            results[1, measurements], results[2, measurements] = measured.whole, measured.unit
+            measurements += 1
+    return outcome_of(task, order, sum(w.numel() for w in learner.weights.values()), results.cpu())
 
 
 def learner_of(task: Task, model: nn.Module, order: Order) -> Learner:
@@ -95,7 +101,7 @@ def absent_classes(classes: int, labels: tuple[int, ...]) -> Tensor:
 
 def unit_index(axes: Axes, order: Order) -> dict[str, Index]:
     """What selects the coordinates of the smallest slice from each parameter of this order's slice."""
-    memory: dict[str, tuple[object, dict[str, Index]]] = axes.memory
+    memory: dict[str, tuple[object, dict[str, Index]]] = axes.units
     # Prefix plans ask for the same few answers round after round.
     key, place = (plan_key(axes, order.plan), plan_key(axes, order.unit_plan)), f"unit of level {order.level}"
     if place not in memory or memory[place][0] != key:
@@ -104,7 +110,7 @@ def unit_index(axes: Axes, order: Order) -> dict[str, Index]:
     return memory[place][1]
 
 
-def mini_batches(order: Order, device: str) -> Iterator[Batch]:
+def mini_batches(order: Order, device: torch.device) -> Iterator[Batch]:
     """The mini-batches of an order, on a device."""
     augment_draws = None if order.augment_draws is None else torch.from_numpy(order.augment_draws).to(device)
     fisher_draws = torch.from_numpy(order.fisher_draws).to(device)
@@ -117,16 +123,18 @@ def mini_batches(order: Order, device: str) -> Iterator[Batch]:
         )
 
 
-def outcome_of(order: Order, learner: Learner, measured: Sequence[Measured], task: Task) -> Outcome:
-    """What a device reports of its steps; the only place that waits for their results."""
-    losses = torch.stack([m.loss for m in measured]).double()
-    norms = [torch.stack([m.whole, m.unit]) for m in measured if m.whole is not None and m.unit is not None]
-    mean_loss = float(losses.mean())
-    if not np.isfinite(mean_loss):
-        raise WhaleflError(f"training diverged on device {order.device}: its loss is {mean_loss}; lr must be smaller")
-    if not norms:
-        return Outcome(order.device, mean_loss, None)
+def outcome_of(task: Task, order: Order, parameters: int, results: Tensor) -> Outcome:
+    """What a device reports of its steps.
+
+    `results` has three rows: the loss of every step, and the squared norms of the score gradient over the slice and
+    over the unit inside it, the latter for the first so many columns as there are measurements.
+    """
+    loss = float(results[0].mean())
     scored = order.batches.shape[1] * task.train.targets[0].numel()
-    whole, unit = (tuple(fisher_trace(n, scored) for n in row) for row in torch.stack(norms, dim=1).tolist())
-    count = sum(weight.numel() for weight in learner.weights.values())
-    return Outcome(order.device, mean_loss, FisherEntry(order.level, count, whole, unit))
+    whole, unit = (
+        tuple(fisher_trace(norm, scored) for norm in row[: len(order.fisher_steps)].tolist()) for row in results[1:]
+    )
+    if not np.isfinite([loss, *whole]).all():
+        raise WhaleflError(f"training diverged on device {order.device}: its loss is {loss}; lr must be smaller")
+    fisher = FisherEntry(order.level, parameters, whole, unit) if whole else None
+    return Outcome(order.device, loss, fisher)

@@ -269,6 +269,7 @@ def _report(federation: Federation, assignment: Assignment, delay: Delay, outcom
         device=member.device.index,
         kind=member.device.kind,
         level=level,
+        share=work.upload_bits / member.works[0].upload_bits,
         loss=outcome.loss,
         utility=assignment.choice.utility,
         fisher=None if fisher is None else sum(fisher.trace) / len(fisher.trace),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from math import isfinite
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from whalefl.errors import require, require_finite_number
+from whalefl.errors import WhaleflError, require, require_finite_number
 from whalefl.federation.engine import Engine, PlainEngine
 from whalefl.federation.evaluation import EvaluationSettings, calibration_indices, evaluate
 from whalefl.federation.methods import Method
@@ -97,6 +98,8 @@ def rounds_of(federation: Federation, settings: Settings, engine: Engine) -> Ite
         state, record = close_round(federation, state, opened, sums, outcomes)
         if state.round % settings.evaluation.every == 0 or finished(settings, state):
             score = evaluate(task, model, state.weights, calibration)
+            if not isfinite(score.loss):
+                raise WhaleflError(f"training diverged in round {state.round}: the test loss is {score.loss}")
             record = replace(record, accuracy=score.accuracy, loss=score.loss, metrics=score.more)
         yield Round(record, state)
 

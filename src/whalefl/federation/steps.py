@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from whalefl.federation.training import Training
 from whalefl.subnet.slicing import Index
@@ -74,7 +75,7 @@ def training_logits(output: Tensor, absent: Tensor | None) -> Tensor:
 
 def has_dropout(model: nn.Module) -> bool:
     """Whether the model behaves differently in training than in evaluation."""
-    return any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
+    return any(isinstance(module, _DropoutNd) and module.p > 0 for module in model.modules())
 
 
 def fisher_logits(learner: Learner, inputs: Tensor, logits: Tensor) -> Tensor:

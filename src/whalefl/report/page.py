@@ -26,12 +26,11 @@ def write_report(
     folder: Path,
     runs: Mapping[str, Mapping[int, RunFolder]],
     target: float | None,
-    shrink: float,
     command: str,
 ) -> list[Row]:
     """Write table.json, the pictures and report.md into `folder`; `runs` maps label -> seed -> run folder."""
     records = {label: {s: list(run.records()) for s, run in by.items()} for label, by in runs.items()}
-    rows = compare({label: {s: summarise(r, target, shrink) for s, r in by.items()} for label, by in records.items()})
+    rows = compare({label: {s: summarise(r, target) for s, r in by.items()} for label, by in records.items()})
     pictures = save_plots(folder, {label: list(by.values()) for label, by in records.items()}, target)
     if (run := common_run(runs)) is not None:
         pictures.append(save_ownership_plot(folder, run))

@@ -41,7 +41,7 @@ class RunSummary:
         return self.has_target and self.reached_s is None
 
 
-def summarise(records: Sequence[Record], target: float | None, shrink: float) -> RunSummary:
+def summarise(records: Sequence[Record], target: float | None) -> RunSummary:
     """The summary of a run from the lines of its metrics.jsonl."""
     reached = time_to_target(records, target) if target is not None else None
     spent = records if reached is None else [r for r in records if r["round"] <= reached["round"]]
@@ -49,7 +49,7 @@ def summarise(records: Sequence[Record], target: float | None, shrink: float) ->
         rounds=len(records),
         time_s=records[-1]["time_s"],
         final_accuracy=final_accuracy(records),
-        mean_share=mean_share(records, shrink),
+        mean_share=mean_share(records),
         reached_s=None if reached is None else reached["time_s"],
         reached_round=None if reached is None else reached["round"],
         crossed_s=first_crossing(records, target) if target is not None else None,
@@ -86,7 +86,7 @@ def final_accuracy(records: Sequence[Record]) -> float:
     return float(sum(last) / len(last))
 
 
-def mean_share(records: Sequence[Record], shrink: float) -> float:
-    """The mean over devices and rounds of the share of parameters trained, s^(2(p-1))."""
-    shares = [shrink ** (2 * (d["level"] - 1)) for r in records for d in r["devices"]]
+def mean_share(records: Sequence[Record]) -> float:
+    """The mean over devices and rounds of the share of the model's parameters that was trained."""
+    shares = [d["share"] for r in records for d in r["devices"]]
     return float(sum(shares) / len(shares))

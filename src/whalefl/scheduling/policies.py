@@ -179,7 +179,8 @@ class Whale:
         if preferred is None and reports:
             preferred = median(report.unit_s for report in reports)
         utilities = memory.utilities
-        if 3 <= round <= self.window + 2:  # the reports of rounds 2 .. D+1 arrive one round later
+        # The reports of rounds 2 .. D+1 arrive one round later; where few devices are selected there may be none yet.
+        if round >= 3 and (round <= self.window + 2 or not utilities):
             utilities = (*utilities, *(r.utility for r in reports if r.utility is not None))
         threshold = self.threshold
         if threshold == "auto":

@@ -45,6 +45,7 @@ class PartialSums:
         }
         self.contributions: list[Contribution] = []
 
+    @torch.no_grad()
     def add(self, contribution: Contribution, piece: Weights) -> None:
         """Add one device's trained slice."""
         for name, index in plan_index(self.axes, contribution.plan).items():
@@ -60,6 +61,7 @@ class PartialSums:
             self.sums[name] += total
         self.contributions.extend(other.contributions)
 
+    @torch.no_grad()
     def average(self, weights: Weights, counts: Weights) -> dict[str, Tensor]:
         r"""The new global model; coordinates that nobody trained keep their value. `counts` is `count_devices`.
 

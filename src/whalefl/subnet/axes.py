@@ -137,8 +137,13 @@ class Axes:
         return counts
 
     @cached_property
-    def memory(self) -> dict[Any, Any]:
-        """A place for what was worked out from these axes and is needed again."""
+    def placements(self) -> dict[Any, Any]:
+        """A place to remember where the slices of the latest plans lie."""
+        return {}
+
+    @cached_property
+    def units(self) -> dict[Any, Any]:
+        """A place to remember, for each level, where the smallest slice lies in its slice."""
         return {}
 
     @cached_property

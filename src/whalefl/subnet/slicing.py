@@ -31,6 +31,16 @@ def index_of(positions: Positions) -> Index:
     )
 
 
+def as_tensors(index: Index) -> Index:
+    """The same index with tensors in the place of slices, so that it can be changed without being replaced."""
+    rank = len(index)
+
+    def positions(place: int, part: slice) -> Tensor:
+        return torch.arange(part.start, part.stop).reshape([-1 if d == place else 1 for d in range(rank)])
+
+    return tuple(positions(i, part) if isinstance(part, slice) else part for i, part in enumerate(index))
+
+
 def _run(kept: NDArray[np.int64]) -> slice | None:
     """The positions as a slice if they follow each other."""
     if len(kept) == 0:
@@ -53,7 +63,7 @@ class Placement:
 
 def placement(axes: Axes, plan: Plan) -> Placement:
     """The placement of a plan; remembered for the latest plans."""
-    memory: dict[tuple[bytes, ...], Placement] = axes.memory
+    memory: dict[tuple[bytes, ...], Placement] = axes.placements
     key = plan_key(axes, plan)
     if key not in memory:
         if len(memory) >= _REMEMBERED:

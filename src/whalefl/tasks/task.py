@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from whalefl.errors import require
+from whalefl.errors import WhaleflError, require
 from whalefl.rng import stream
 from whalefl.subnet.axes import Axes, Plan
 
@@ -81,7 +82,14 @@ class Task:
 
     def __post_init__(self) -> None:
         require(len(self.train) > 0 and len(self.test) > 0, "examples", 0, "at least 1 to train and 1 to test on")
-        self.axes.check({name: tuple(p.shape) for name, p in self.blank(self.full).named_parameters()})
+        model = self.blank(self.full)
+        self.axes.check({name: tuple(p.shape) for name, p in model.named_parameters()})
+        for name, module in model.named_modules():
+            if isinstance(module, _BatchNorm):
+                raise WhaleflError(
+                    f"layer {name} is a {type(module).__name__}, whose running statistics slices cannot share; "
+                    "it must be a whalefl.tasks.layers.StaticBatchNorm or a norm without statistics"
+                )
 
     def training_inputs(self, indices: Tensor, uniforms: Tensor | None) -> Tensor:
         """What the model is given for these training examples."""
