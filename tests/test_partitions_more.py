@@ -409,6 +409,6 @@ def test_a_run_leaves_its_ownership_and_its_page_shows_it(tmp_path: Path) -> Non
     content = json.loads((run.path / OWNERSHIP).read_text(encoding="utf8"))
     assert [device["kind"] for device in content["devices"]] == ["JetsonNano", "JetsonNano", "RaspberryPi4"]
     assert np.shape([device["counts"] for device in content["devices"]]) == (3, 10)
-    write_report(run.path, {"heterofl": {0: run}}, None, 0.5, "whalefl run digits")
+    write_report(run.path, {"heterofl": {0: run}}, None, "whalefl run digits")
     assert "](ownership.png)" in (run.path / "report.md").read_text(encoding="utf8")
     assert (run.path / "ownership.png").read_bytes().startswith(PNG)
