@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 
 import pytest
 import torch
@@ -47,14 +48,16 @@ def test_a_round_on_the_gpu_equals_the_plain_engine(method: str) -> None:
         ours, reference = (torch.cat([t.cpu().flatten() for t in s.sums.values()]) for s in (gpu_sums, sums))
         assert (ours - reference).norm() < 1e-5 * reference.norm()
         found = {outcome.device: outcome for outcome in gpu_outcomes}
+        errors = [0.0]
         for outcome in outcomes:
             assert found[outcome.device].loss == pytest.approx(outcome.loss, rel=1e-4)
-            if outcome.fisher is not None:
-                other = found[outcome.device].fisher
-                assert other is not None and other.parameters == outcome.fisher.parameters
-                # A draw on the edge between two labels may fall to the other side.
-                assert other.trace == pytest.approx(outcome.fisher.trace, rel=0.2)
-                assert other.unit == pytest.approx(outcome.fisher.unit, rel=0.2)
+            mine, other = outcome.fisher, found[outcome.device].fisher
+            if mine is not None and other is not None:
+                assert other.parameters == mine.parameters
+                pairs = zip((*mine.trace, *mine.unit), (*other.trace, *other.unit), strict=True)
+                errors += [abs(b / a - 1) for a, b in pairs]
+        # A draw on the edge between two labels may fall to the other side, so a few values may differ, most may not.
+        assert median(errors) < 1e-3 and max(errors) < 0.2
         state = after
     assert method == "fedavg" or len(levels) >= 3
 
