@@ -10,8 +10,6 @@ from pathlib import Path
 from whalefl.config import Experiment, Values, assignments, compose, preset, read_toml
 from whalefl.errors import WhaleflError
 
-DEFAULT_TASK, DEFAULT_METHOD = "digits", "whale"
-
 
 def experiment_of(
     task: str | None, config: Path | None, pairs: Sequence[str], options: Values, swept: Sequence[str] = ()
@@ -27,8 +25,8 @@ def experiment_of(
     above += [assignments(pairs, "--set"), assignments(swept, "--sweep")]
     if "task" in file and task in (None, file["task"]):
         return compose([file, *above])
-    name = task or DEFAULT_TASK
-    method = next((layer["method"] for layer in reversed([file, *above]) if "method" in layer), DEFAULT_METHOD)
+    name = task or Experiment.task
+    method = next((layer["method"] for layer in reversed([file, *above]) if "method" in layer), Experiment.method)
     return compose([preset(name), preset(f"{name}/{method}"), file, {"task": name}, *above])
 
 

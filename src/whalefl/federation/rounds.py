@@ -226,10 +226,9 @@ def close_round(
         delay = _true_delay(federation, state, assignment)
         reports.append(_report(federation, assignment, delay, by_device[index]))
         devices[index] = _learnt(federation, devices[index], assignment, delay, by_device[index])
-    contributions = [assignment.order.contribution for assignment in opened.assignments]
     axes = federation.task.axes
-    counts = count_devices(axes, contributions, federation.task.train.inputs.device)
-    coverage, last_trained = cover(axes, contributions, counts, state.last_trained, opened.round)
+    counts = count_devices(axes, sums.contributions, federation.task.train.inputs.device)
+    coverage, last_trained = cover(axes, sums.contributions, counts, state.last_trained, opened.round)
     round_s = max(report.true.total_s for report in reports)
     after = State(
         round=opened.round,

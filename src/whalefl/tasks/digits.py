@@ -8,13 +8,14 @@ from sklearn.datasets import load_digits
 
 from whalefl.rng import stream
 from whalefl.tasks.cnn import CNN, cnn_axes
+from whalefl.tasks.layers import Norm
 from whalefl.tasks.task import Examples, Task
 
 CHANNELS = (48, 96, 192)
 TEST_SHARE = 0.2
 
 
-def digits() -> Task:
+def digits(norm: Norm = "batch") -> Task:
     """1,797 images of ten classes; a fifth of every class, always the same one, is kept for testing."""
     pixels, labels = load_digits(return_X_y=True)
     images = torch.from_numpy(pixels.reshape(-1, 1, 8, 8).astype(np.uint8))
@@ -28,7 +29,7 @@ def digits() -> Task:
     return Task(
         name="digits",
         axes=axes,
-        build=lambda shape: CNN(shape, 1, names, 10),
+        build=lambda shape: CNN(shape, 1, names, 10, kind=norm),
         train=Examples(images[~test], targets[~test]),
         test=Examples(images[test], targets[test]),
         classes=10,
