@@ -2,9 +2,10 @@
 
 One client after another. Each gets a new model object at its width, a DataLoader over its own Dataset and torch's own
 SGD, on two threads; then sums and counts for each coordinate give the new global model, as in HeteroFL. Nothing is
-slow on purpose: examples are normalised once, slices are views, and nothing is copied that need not be.
+slow on purpose: examples are normalised once, slices are views, and nothing is copied that need not be. It has a model
+of its own, so that what makes the package's models fast does not make the yardstick fast: it trains CNNs only.
 
-Fisher information is not measured, and inputs are not augmented, whatever the orders say.
+Fisher information is not measured, whatever the orders say.
 
 `whalefl bench` measures it beside the engines; `PlainLoop(task, training).round(weights, orders)` is one round.
 """
@@ -12,19 +13,39 @@ Fisher information is not measured, and inputs are not augmented, whatever the o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from whalefl.federation.local_training import Order
+from whalefl.federation.orders import Order
 from whalefl.federation.training import Training
 from whalefl.subnet.aggregation import counting_mask
 from whalefl.subnet.slicing import plan_index
-from whalefl.tasks.task import Shape, Task
+from whalefl.tasks.task import Task
 
 THREADS = 2
+
+
+class CNN(nn.Module):
+    """Blocks of [conv 3, scaler, batch norm, ReLU, max pool 2], the last pool a global average, and a classifier."""
+
+    def __init__(self, inputs: int, channels: Sequence[int], classes: int, ratio: float) -> None:
+        super().__init__()
+        self.ratio = ratio
+        self.blocks = nn.ModuleList()
+        for before, after in pairwise([inputs, *channels]):
+            layers = {"conv": nn.Conv2d(before, after, 3, padding=1)}
+            self.blocks.append(nn.ModuleDict({**layers, "norm": nn.BatchNorm2d(after, track_running_stats=False)}))
+        self.classifier = nn.Linear(channels[-1], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, block in enumerate(self.blocks):
+            x = block["conv"](F.max_pool2d(x, 2) if number else x)
+            x = F.relu(block["norm"](x if self.ratio == 1 else x / self.ratio))
+        return self.classifier(x.mean(dim=(2, 3)))
 
 
 class Client(Dataset[tuple[Tensor, Tensor]]):
@@ -56,56 +77,48 @@ class PlainLoop:
         threads = torch.get_num_threads()
         torch.set_num_threads(THREADS)
         try:
-            trained = [(order, self.train_client(weights, order)) for order in orders]
-            return self.aggregate(weights, trained)
+            return self.aggregate(weights, orders, [self.train_client(weights, order) for order in orders])
         finally:
             torch.set_num_threads(threads)
 
     def train_client(self, weights: Mapping[str, Tensor], order: Order) -> dict[str, Tensor]:
-        """A client's weights after its mini-batches."""
-        model = self.build(weights, order)
+        """A client's weights after its mini-batches; the logits of classes it does not own are 0 in its loss."""
+        model, settings = self.new_model(weights, order), self.training
         optimizer = torch.optim.SGD(
-            model.parameters(), order.lr, momentum=self.training.momentum, weight_decay=self.training.weight_decay
+            model.parameters(), order.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
         )
+        owned = torch.zeros(self.task.classes, device=self.device)
+        owned[list(order.labels or range(self.task.classes))] = 1
         client = Client(self.inputs, self.targets, order)
         for inputs, targets in DataLoader(client, batch_size=order.batches.shape[1], shuffle=True):
-            inputs, targets = inputs.to(self.device), targets.to(self.device)
             optimizer.zero_grad()
-            logits = model(inputs).flatten(0, -2)
-            if order.labels is not None:
-                logits = logits.masked_fill(self.absent(order.labels), 0.0)
-            F.cross_entropy(logits, targets.flatten()).backward()
-            if self.training.clip > 0:
-                nn.utils.clip_grad_norm_(model.parameters(), self.training.clip)
+            logits = model(inputs.to(self.device)) * owned
+            F.cross_entropy(logits, targets.to(self.device)).backward()
+            if settings.clip > 0:
+                nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
             optimizer.step()
         return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
-    def build(self, weights: Mapping[str, Tensor], order: Order) -> nn.Module:
+    def new_model(self, weights: Mapping[str, Tensor], order: Order) -> nn.Module:
         """A new model at the client's width, holding its slice of the global weights."""
-        model = self.task.build(Shape.of(order.plan, order.width)).to(self.device)
+        channels = [len(kept) for kept in order.plan.values()]
+        model = CNN(self.inputs.shape[1], channels, self.task.classes, order.width).to(self.device)
         index = plan_index(self.task.axes, order.plan)
         model.load_state_dict({name: weights[name][index[name]] for name in index})
         return model.train()
 
-    def absent(self, labels: Sequence[int]) -> Tensor:
-        """A mask of the classes a client does not own."""
-        mask = torch.ones(self.task.classes, dtype=torch.bool, device=self.device)
-        mask[list(labels)] = False
-        return mask
-
     def aggregate(
-        self, weights: Mapping[str, Tensor], trained: Sequence[tuple[Order, Mapping[str, Tensor]]]
+        self, weights: Mapping[str, Tensor], orders: Sequence[Order], slices: Sequence[Mapping[str, Tensor]]
     ) -> dict[str, Tensor]:
         """The mean of every coordinate over the clients that trained it; those that nobody trained stay."""
         new = {}
         for name, old in weights.items():
             total, count = torch.zeros_like(old), torch.zeros_like(old)
-            for order, slice_ in trained:
+            for order, trained in zip(orders, slices, strict=True):
                 index = plan_index(self.task.axes, order.plan)[name]
                 rows = counting_mask(self.task.axes, name, order.contribution)
-                weight = order.contribution.weight
-                share = weight if rows is None else weight * rows.to(self.device)
-                total[index] += slice_[name] * share
+                share = order.contribution.weight * (1.0 if rows is None else rows.to(self.device))
+                total[index] += trained[name] * share
                 count[index] += share
             new[name] = torch.where(count > 0, total / count.clamp(min=1e-12), old)
         return new

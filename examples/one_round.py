@@ -111,4 +111,4 @@ if __name__ == "__main__":
     ]
     weights, levels = one_round(task, task.initial_weights(0), devices, 0.5, 40.0, 0, iterations=5, batch=16, lr=0.01)
     print("levels", levels, "- first layer's mean weight per channel block:")
-    print([round(float(block.mean()), 4) for block in weights["blocks.0.0.weight"].chunk(4)])
+    print([round(float(block.mean()), 4) for block in weights["blocks.0.conv.weight"].chunk(4)])

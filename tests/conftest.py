@@ -30,6 +30,7 @@ def made_up_task(channels: tuple[int, ...] = (8, 16), classes: int = 4, examples
         name="corners",
         axes=axes,
         build=lambda shape: CNN(shape, 1, names, classes),
+        stack=lambda shape, copies: CNN(shape, 1, names, classes, copies=copies),
         train=draw(examples),
         test=draw(80),
         classes=classes,

@@ -13,8 +13,8 @@ import torch
 
 from conftest import made_up_task
 from whalefl.federation.engine import PlainEngine
-from whalefl.federation.local_training import Order, Outcome
 from whalefl.federation.methods import METHODS, Method, make_method
+from whalefl.federation.orders import Order, Outcome
 from whalefl.federation.rounds import Aggregation, close_round, draw_batches, open_round
 from whalefl.federation.simulation import Settings, assemble, first_state, simulate
 from whalefl.federation.training import Training
@@ -192,7 +192,7 @@ def test_only_some_clients_are_selected_and_others_keep_their_history(corners: T
 
 
 def test_a_slice_that_does_not_fit_into_memory_is_not_trained(corners: Task) -> None:
-    cramped = Fleet((DeviceGroup("RaspberryPi4", 2, memory_mb=0.07), DeviceGroup("RaspberryPi4", 2)))
+    cramped = Fleet((DeviceGroup("RaspberryPi4", 2, memory_mb=0.05), DeviceGroup("RaspberryPi4", 2)))
     run = list(simulate(corners, make_method("fedavg"), cramped, settings=SETTINGS))
     levels = [[d.level for d in r.record.devices] for r in run]
     assert all(level > 1 for row in levels for level in row[:2])

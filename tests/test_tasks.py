@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from made_up import WORDS, made_up, made_up_arrays
 from whalefl.errors import WhaleflError
-from whalefl.federation.local_training import Training
 from whalefl.federation.methods import make_method
 from whalefl.federation.simulation import Settings, simulate
+from whalefl.federation.training import Training
 from whalefl.fleet.devices import DeviceGroup, Fleet
 from whalefl.subnet.axes import Axes, Segment
 from whalefl.subnet.plans import EXTRACTIONS, Prefix
@@ -221,7 +221,7 @@ def test_label_rows_are_never_cut(name: str) -> None:
 
 def plain_resnet(weights: Weights, x: Tensor, width: float) -> Tensor:
     def active(x: Tensor, key: str) -> Tensor:
-        scale, shift = weights[f"{key}.1.weight"], weights[f"{key}.1.bias"]
+        scale, shift = weights[f"{key}.0.weight"], weights[f"{key}.0.bias"]
         return F.relu(F.batch_norm(x / width, None, None, scale, shift, training=True))
 
     x = F.conv2d(x, weights["stem.weight"], padding=1)

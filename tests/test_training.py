@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whalefl.errors import WhaleflError
-from whalefl.federation.local_training import Order, absent_classes, train_slice
-from whalefl.federation.steps import has_dropout, sampled_gradient, sampled_labels, squared_norm, training_logits
+from whalefl.federation.local_training import train_slice
+from whalefl.federation.orders import Order, absent_classes
+from whalefl.federation.steps import has_dropout, sampled_gradient, sampled_labels, squared_norms, training_logits
 from whalefl.federation.training import Training
 from whalefl.scheduling.fisher import fisher_trace
 from whalefl.subnet.aggregation import Contribution
@@ -99,7 +100,10 @@ def test_the_unit_value_lies_inside_the_trace_and_equals_it_at_the_smallest_leve
 
 def test_masked_logits_are_zero_for_classes_a_device_does_not_own() -> None:
     output = torch.arange(8.0).reshape(2, 4)
-    assert training_logits(output, absent_classes(4, (1, 3))).tolist() == [[0, 1, 0, 3], [0, 5, 0, 7]]
+    assert training_logits(output, torch.from_numpy(absent_classes(4, (1, 3)))[None]).tolist() == [
+        [0, 1, 0, 3],
+        [0, 5, 0, 7],
+    ]
     assert training_logits(output, None).tolist() == output.tolist()
     assert training_logits(torch.zeros(2, 3, 4), None).shape == (6, 4)
 
@@ -132,7 +136,7 @@ def exact_trace(logits: Tensor, weights: list[Tensor]) -> float:
         for y in range(logits.shape[1]):
             loss = F.cross_entropy(logits[i : i + 1], torch.tensor([y]))
             gradient = torch.autograd.grad(loss, weights, retain_graph=True)
-            total += float(probabilities[i, y]) * float(squared_norm(gradient))
+            total += float(probabilities[i, y]) * float(squared_norms(gradient))
     return total / len(logits)
 
 
@@ -143,11 +147,13 @@ def test_the_fisher_estimate_is_unbiased_for_the_exact_trace(
 ) -> None:
     model, draws = small_model(norm), 4000
     weights: list[Tensor] = list(model.parameters())
-    logits = training_logits(model(corners.train.inputs[:8]), None if labels is None else absent_classes(4, labels))
+    logits = training_logits(
+        model(corners.train.inputs[:8]), None if labels is None else torch.from_numpy(absent_classes(4, labels))[None]
+    )
     rng = np.random.default_rng(0)
     estimates = [
         fisher_trace(
-            float(squared_norm(sampled_gradient(logits, torch.tensor(rng.random(8), dtype=torch.float32), weights))), 8
+            float(squared_norms(sampled_gradient(logits, torch.tensor(rng.random(8), dtype=torch.float32), weights))), 8
         )
         for _ in range(draws)
     ]
@@ -163,7 +169,7 @@ def test_the_true_label_gradient_is_not_an_estimate_of_the_trace(corners: Task) 
     logits = training_logits(model(corners.train.inputs[:8]), None)
     true = torch.autograd.grad(F.cross_entropy(logits, corners.train.targets[:8]), weights, retain_graph=True)
     exact = exact_trace(logits, weights)
-    assert abs(fisher_trace(float(squared_norm(true)), 8) / exact - 1) > 0.3
+    assert abs(fisher_trace(float(squared_norms(true)), 8) / exact - 1) > 0.3
 
 
 def test_measuring_fewer_batches_leaves_the_expectation_alone(corners: Task) -> None:

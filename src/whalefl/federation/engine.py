@@ -1,21 +1,19 @@
-"""Engines carry out a round's orders. The plain one trains one device after another in this process."""
+"""Engines carry out a round's orders. The plain one trains them one after another in this process."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
-from torch import nn
 
-from whalefl.federation.local_training import Order, Outcome, train_slice
+from whalefl.federation.local_training import train_stack
+from whalefl.federation.orders import Order, Outcome
+from whalefl.federation.stacks import Key, Precision, Stack, arrange, collect, load, stack_key
 from whalefl.federation.training import Training
 from whalefl.subnet.aggregation import PartialSums
-from whalefl.subnet.slicing import Weights, cut
-from whalefl.tasks.task import Shape, Task
-
-Precision = Literal["fp32", "tf32", "bf16"]
-PRECISIONS = ("fp32", "tf32", "bf16")
+from whalefl.subnet.slicing import Weights
+from whalefl.tasks.task import Task
 
 
 class Engine(Protocol):
@@ -24,32 +22,41 @@ class Engine(Protocol):
     def train(self, weights: Weights, orders: Sequence[Order]) -> tuple[PartialSums, list[Outcome]]: ...
 
 
-class PlainEngine:
-    """One device after another, on one model per shape that stays in memory; it works where the task's data lies."""
+SIZES = (8, 7, 6, 5, 4, 3, 2, 1)
+"""How many narrow slices share a stack on a processor: more would leave its caches."""
 
-    def __init__(self, task: Task, training: Training) -> None:
-        self.task = task
-        self.training = training
-        self._place = task.train.inputs.device
-        self._models: dict[tuple[float, ...], nn.Module] = {}
+
+class PlainEngine:
+    """One stack after another in this process; it works where the task's data lies.
+
+    `sizes` are those of its stacks; with (1,) it trains one device after another.
+    """
+
+    def __init__(
+        self, task: Task, training: Training, precision: Precision = "fp32", sizes: Sequence[int] = SIZES
+    ) -> None:
+        self.task, self.training, self.precision, self.sizes = task, training, precision, sizes
+        self._stacks: dict[Key, Stack] = {}
 
     def train(self, weights: Weights, orders: Sequence[Order]) -> tuple[PartialSums, list[Outcome]]:
-        sums, outcomes = PartialSums(self.task.axes, self._place), []
-        for order in orders:
-            model = self._model(Shape.of(order.plan, order.width))
-            piece = cut(self.task.axes, weights, order.plan)
-            with torch.no_grad():
-                for name, parameter in model.named_parameters():
-                    parameter.copy_(piece[name])
-            outcomes.append(train_slice(self.task, model, self.training, order))
-            sums.add(order.contribution, dict(model.named_parameters()))
-        return sums, outcomes
+        sums = PartialSums(self.task.axes, self.task.train.inputs.device)
+        return sums, self.train_groups(weights, arrange(self.task, orders, self.sizes), sums)
 
-    def _model(self, shape: Shape) -> nn.Module:
-        key = (*shape.sizes.values(), shape.ratio)  # narrow levels may round to the same sizes
-        if key not in self._models:
-            self._models[key] = self.task.build(shape).to(self._place).train()
-        return self._models[key]
+    def train_groups(self, weights: Weights, groups: Sequence[Sequence[Order]], sums: PartialSums) -> list[Outcome]:
+        """Train these groups of orders and add their slices to the sums."""
+        outcomes = []
+        for group in groups:
+            stack = self._stack(group)
+            load(self.task.axes, weights, [(stack, group)])
+            outcomes += train_stack(stack, group)
+            collect(sums, [(stack, group)])
+        return outcomes
+
+    def _stack(self, group: Sequence[Order]) -> Stack:
+        key = (*stack_key(group[0]), len(group))
+        if key not in self._stacks:
+            self._stacks[key] = Stack(self.task, self.training, group[0], len(group), self.precision)
+        return self._stacks[key]
 
 
 def use_precision(precision: Precision) -> None:

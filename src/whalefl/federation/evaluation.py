@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from whalefl.errors import require
+from whalefl.errors import require, require_one_of
 from whalefl.rng import stream
 from whalefl.subnet.slicing import Weights
 from whalefl.tasks.layers import StaticBatchNorm
@@ -26,14 +27,20 @@ _LOGITS = 2**27  # logits in one forward pass, which for texts are the larger li
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """Evaluate after every `every`-th round, with statistics over at most `calibration` samples of each device."""
+    """Evaluate after every `every`-th round, with statistics over at most `calibration` samples of each device.
+
+    `on` is what is scored: the "test" set, or, for choosing settings, a "validation" tenth of the training set, which
+    is then not trained on.
+    """
 
     every: int = 1
     calibration: int = 500
+    on: Literal["test", "validation"] = "test"
 
     def __post_init__(self) -> None:
         require(self.every >= 1, "every", self.every, "at least 1")
         require(self.calibration >= 1, "calibration", self.calibration, "at least 1")
+        require_one_of("on", self.on, ("test", "validation"))
 
 
 @dataclass(frozen=True)
@@ -81,9 +88,22 @@ def evaluate(task: Task, model: nn.Module, weights: Weights, calibration: NDArra
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
-        samples = task.train.inputs[torch.from_numpy(calibration).to(task.train.inputs.device)]
+        samples = calibration_samples(task, calibration)
         gather_statistics(model, lambda: _chunks(task, samples))
         return score(task, model)
+
+
+def calibration_samples(task: Task, calibration: NDArray[np.int64]) -> Tensor:
+    """Stored training inputs to take statistics over, changed at random as in training, the same way every time.
+
+    What a model learnt, it learnt under the statistics of changed inputs; those of the unchanged ones cost accuracy.
+    """
+    place = task.train.inputs.device
+    samples = task.train.inputs[torch.from_numpy(calibration).to(place)]
+    if task.augment is None:
+        return samples
+    uniforms = stream(0, "calibration augmentation").random((len(calibration), task.augment.draws), dtype=np.float32)
+    return task.augment.apply(samples, torch.from_numpy(uniforms).to(place))
 
 
 def score(task: Task, model: nn.Module) -> Score:

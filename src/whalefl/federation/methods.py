@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from whalefl.errors import require_one_of
 from whalefl.scheduling.policies import Policy, Whale, fixed, full, uniform
+from whalefl.scheduling.replay import ReplaySettings, replay_of
 from whalefl.subnet.plans import EXTRACTIONS, Extraction
 
 METHODS = {
@@ -19,7 +20,7 @@ METHODS = {
 }
 """The seven methods of the paper by name."""
 
-POLICIES = ("full", "fixed", "whale", "whale-se", "whale-te", "random")
+POLICIES = ("full", "fixed", "whale", "whale-se", "whale-te", "random", "random-once", "replay")
 
 
 @dataclass(frozen=True)
@@ -41,19 +42,21 @@ def check_method(name: str) -> tuple[str, str]:
     return extraction, policy
 
 
-def make_method(name: str, whale: Whale | None = None, seed: int = 0) -> Method:
-    """The method called `name`; `whale` sets the adaptive policies, `seed` the random one."""
+def make_method(name: str, whale: Whale | None = None, seed: int = 0, replay: ReplaySettings | None = None) -> Method:
+    """The method called `name`; `whale` sets the adaptive policies, `replay` the replayed one, `seed` what is drawn."""
     extraction, policy = check_method(name)
-    return Method(EXTRACTIONS[extraction], _policy(policy, whale or Whale(), seed))
+    return Method(EXTRACTIONS[extraction], _policy(policy, whale or Whale(), seed, replay or ReplaySettings()))
 
 
-def _policy(name: str, whale: Whale, seed: int) -> Policy:
+def _policy(name: str, whale: Whale, seed: int, replay: ReplaySettings) -> Policy:
     if name == "full":
         return full()
     if name == "fixed":
         return fixed()
-    if name == "random":
-        return uniform(seed)
+    if name in ("random", "random-once"):
+        return uniform(seed, once=name == "random-once")
+    if name == "replay":
+        return replay_of(replay, seed)
     if name == "whale":
         return replace(whale, parts="both")
     return replace(whale, parts="system" if name == "whale-se" else "training")

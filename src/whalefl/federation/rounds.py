@@ -6,7 +6,8 @@ Nothing here trains, waits or writes: an engine carries the orders out in betwee
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Literal
 
 import numpy as np
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whalefl.errors import require_one_of
-from whalefl.federation.local_training import Order, Outcome
 from whalefl.federation.methods import Method
+from whalefl.federation.orders import Order, Outcome
 from whalefl.federation.training import Training
 from whalefl.fleet.devices import Device
 from whalefl.fleet.energy import energy_spent
@@ -26,6 +27,7 @@ from whalefl.rng import Seeds, stream
 from whalefl.scheduling.fisher import FisherSettings, Window, push
 from whalefl.scheduling.policies import Announcement, Choice, ServerMemory
 from whalefl.subnet.aggregation import Contribution, PartialSums, count_devices
+from whalefl.subnet.axes import Plan
 from whalefl.subnet.coverage import LastTrained, cover
 from whalefl.tasks.partition import Share
 from whalefl.tasks.task import Task
@@ -69,6 +71,7 @@ class Federation:
     seeds: Seeds
     rounds: int
     clients_per_round: int | None = None
+    wait_for: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -122,11 +125,26 @@ def open_round(federation: Federation, state: State) -> OpenRound:
     """Announce, let every selected device choose its level, and turn each choice into an order."""
     number = state.round + 1
     memory, announcement = federation.method.policy.announce(state.memory, number, state.reports)
-    assignments = tuple(_assign(federation, state, announcement, member) for member in _selected(federation, number))
-    return OpenRound(number, announcement, memory, assignments)
+    assignments = tuple(_assign(federation, state, announcement, member) for member in selected(federation, number))
+    return OpenRound(number, announcement, memory, _in_time(federation, state, assignments))
 
 
-def _selected(federation: Federation, number: int) -> Sequence[Member]:
+def _in_time(federation: Federation, state: State, assignments: tuple[Assignment, ...]) -> tuple[Assignment, ...]:
+    """Those who will have finished when the round closes; the others are as if they had not been selected.
+
+    The round closes when the share `wait_for` of the devices is done. Whoever is not done by then is neither
+    averaged nor heard of, and learns nothing.
+    """
+    wanted = max(1, ceil(federation.wait_for * len(assignments) - 1e-9))
+    if wanted >= len(assignments):
+        return assignments
+    by_delay = sorted(assignments, key=lambda assignment: _true_delay(federation, state, assignment).total_s)
+    done = {assignment.member.device.index for assignment in by_delay[:wanted]}
+    return tuple(assignment for assignment in assignments if assignment.member.device.index in done)
+
+
+def selected(federation: Federation, number: int) -> Sequence[Member]:
+    """Who takes part in a round."""
     count = federation.clients_per_round
     if count is None or count >= len(federation.members):
         return federation.members
@@ -141,14 +159,27 @@ def _assign(federation: Federation, state: State, announcement: Announcement, me
     expected = expected_delays(
         federation.latency, federation.sky, member.device, member.works, own.knowledge, true, state.clock_s
     )
-    choice = federation.method.policy.choose(announcement, member.profile, known, expected, own.window)
+    choice = choose_level(federation, announcement, member, own.window, known, expected)
+    order = make_order(federation, announcement.round, member, own.consumed, choice.level)
+    return Assignment(member, choice, true, expected, order)
+
+
+def choose_level(
+    federation: Federation,
+    announcement: Announcement,
+    member: Member,
+    window: Window,
+    known: Conditions,
+    expected: Sequence[Delay],
+) -> Choice:
+    """What a device wants to train, from what it alone knows."""
+    choice = federation.method.policy.choose(announcement, member.profile, known, expected, window)
     # Whatever a policy wants, a slice that does not fit into the free memory cannot be trained.
-    level = max(choice.level, memory_level(member.works, true.free_memory_mb))
-    order = _order(federation, announcement.round, member, own, level)
-    return Assignment(member, Choice(level, choice.utility), true, expected, order)
+    return Choice(max(choice.level, memory_level(member.works, known.free_memory_mb)), choice.utility)
 
 
-def _order(federation: Federation, number: int, member: Member, own: DeviceState, level: int) -> Order:
+def make_order(federation: Federation, number: int, member: Member, consumed: int, level: int) -> Order:
+    """The order of a device for a round; `consumed` is its place in its data."""
     task, seed, device = federation.task, federation.seeds.training, member.device.index
     batches, batch = member.profile.batches, federation.training.batch
     extraction, ladder = federation.method.extraction, federation.ladder
@@ -161,18 +192,23 @@ def _order(federation: Federation, number: int, member: Member, own: DeviceState
         level=level,
         width=ladder.width(level),
         lr=federation.training.rate(number, federation.rounds),
-        contribution=Contribution(
-            plan=plan,
-            owned=owned if federation.aggregation.label_ownership else None,
-            weight=float(samples) if federation.aggregation.weighting == "samples" else 1.0,
-        ),
-        batches=draw_batches(member.share, own.consumed, batches, batch, device, seed),
+        contribution=contribution_of(federation, plan, owned, samples),
+        batches=draw_batches(member.share, consumed, batches, batch, device, seed),
         augment_draws=_augment_draws(task, batches, batch, device, number, seed),
         noise_seed=int(stream(seed, "noise", device, number).integers(2**31)),
         labels=owned if federation.training.masked_logits else None,
         fisher_steps=steps,
         fisher_draws=draws,
         unit_plan=unit,
+    )
+
+
+def contribution_of(federation: Federation, plan: Plan, owned: tuple[int, ...], samples: int) -> Contribution:
+    """How the slice of a device with these labels and so many examples counts in the average."""
+    return Contribution(
+        plan=plan,
+        owned=owned if federation.aggregation.label_ownership else None,
+        weight=float(samples) if federation.aggregation.weighting == "samples" else 1.0,
     )
 
 
@@ -226,31 +262,38 @@ def close_round(
         delay = _true_delay(federation, state, assignment)
         reports.append(_report(federation, assignment, delay, by_device[index]))
         devices[index] = _learnt(federation, devices[index], assignment, delay, by_device[index])
-    axes = federation.task.axes
+    overheads = [assignment.member.device.overhead_s for assignment in opened.assignments]
+    round_s = max(report.true.total_s + extra for report, extra in zip(reports, overheads, strict=True))
+    moved = replace(state, devices=tuple(devices), memory=opened.memory, reports=tuple(reports))
+    return average_round(federation, moved, opened.announcement, sums, round_s)
+
+
+def average_round(
+    federation: Federation, state: State, announcement: Announcement, sums: PartialSums, round_s: float
+) -> tuple[State, RoundRecord]:
+    """Average what arrived in the announced round, of which `state` already holds the reports; it took `round_s`."""
+    axes, reports = federation.task.axes, state.reports
     counts = count_devices(axes, sums.contributions, federation.task.train.inputs.device)
-    coverage, last_trained = cover(axes, sums.contributions, counts, state.last_trained, opened.round)
-    round_s = max(report.true.total_s for report in reports)
-    after = State(
-        round=opened.round,
+    coverage, last_trained = cover(axes, sums.contributions, counts, state.last_trained, announcement.round)
+    after = replace(
+        state,
+        round=announcement.round,
         clock_s=state.clock_s + round_s,
         weights=sums.average(state.weights, counts),
-        devices=tuple(devices),
         last_trained=last_trained,
-        memory=opened.memory,
-        reports=tuple(reports),
     )
     record = RoundRecord(
-        round=opened.round,
+        round=announcement.round,
         time_s=after.clock_s,
         round_s=round_s,
         accuracy=None,
         loss=None,
         metrics={},
         train_loss=sum(report.loss for report in reports) / len(reports),
-        threshold=opened.announcement.threshold,
-        preferred_s=opened.announcement.preferred_s,
+        threshold=announcement.threshold,
+        preferred_s=announcement.preferred_s,
         coverage=coverage,
-        devices=after.reports,
+        devices=reports,
     )
     return after, record
 
@@ -272,6 +315,7 @@ def _report(federation: Federation, assignment: Assignment, delay: Delay, outcom
         loss=outcome.loss,
         utility=assignment.choice.utility,
         fisher=None if fisher is None else sum(fisher.trace) / len(fisher.trace),
+        fisher_unit=None if fisher is None else sum(fisher.unit) / len(fisher.unit),
         known=assignment.expected[level - 1],
         true=delay,
         unit_s=assignment.expected[-1].total_s,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 
@@ -33,6 +33,7 @@ from whalefl.subnet.coverage import never_trained
 from whalefl.tasks.costs import LevelCost, level_costs
 from whalefl.tasks.partition import Partition, Share, split
 from whalefl.tasks.task import Task
+from whalefl.tasks.validation import with_validation
 from whalefl.values import Ladder, Profile, RoundRecord
 
 _BITS = 32  # fp32 weights on the air
@@ -42,12 +43,14 @@ _BITS = 32  # fp32 weights on the air
 class Settings:
     """How a federation runs, whatever its task, method and fleet.
 
-    A run ends after `rounds` rounds, or with the first round that ends after `horizon_s` virtual seconds.
+    A run ends after `rounds` rounds, or with the first round that ends after `horizon_s` virtual seconds. A round
+    closes when the share `wait_for` of its devices has finished; the slower ones do not count in it.
     """
 
     rounds: int = 100
     horizon_s: float | None = None
     clients_per_round: int | None = None
+    wait_for: float = 1.0
     ladder: Ladder = field(default_factory=Ladder)
     partition: Partition = field(default_factory=Partition)
     training: Training = field(default_factory=Training)
@@ -62,6 +65,7 @@ class Settings:
             require_finite_number("horizon_s", self.horizon_s, above=0)
         if self.clients_per_round is not None:
             require(self.clients_per_round >= 1, "clients_per_round", self.clients_per_round, "at least 1")
+        require(0 < self.wait_for <= 1, "wait_for", self.wait_for, "above 0 and at most 1")
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +88,7 @@ def simulate(
     """Train a task with a method over a fleet; yields every round as it ends. What is wrong is said at once."""
     settings, seeds = settings or Settings(), seeds or Seeds()
     federation = assemble(task, method, fleet or Fleet(), weather or Weather(), settings, seeds)
-    return rounds_of(federation, settings, engine or PlainEngine(task, settings.training))
+    return rounds_of(federation, settings, engine or PlainEngine(federation.task, settings.training))
 
 
 def rounds_of(federation: Federation, settings: Settings, engine: Engine) -> Iterator[Round]:
@@ -130,9 +134,24 @@ def assemble(
     task: Task, method: Method, fleet: Fleet, weather: Weather, settings: Settings, seeds: Seeds
 ) -> Federation:
     """Split the data over the fleet and work out what every level costs every device."""
-    devices = fleet.devices
+    if settings.evaluation.on == "validation":
+        task = with_validation(task)
     labels = task.train.targets.cpu().numpy()
-    shares = split(settings.partition, labels, task.classes, len(devices), seeds, groups=task.groups)
+    shares = split(settings.partition, labels, task.classes, len(fleet), seeds, groups=task.groups)
+    return enrol(task, method, fleet, weather, settings, seeds, shares)
+
+
+def enrol(
+    task: Task,
+    method: Method,
+    fleet: Fleet,
+    weather: Weather,
+    settings: Settings,
+    seeds: Seeds,
+    shares: Sequence[Share],
+) -> Federation:
+    """The federation of devices that have these shares of the data."""
+    devices = fleet.devices
     costs = level_costs(task, settings.ladder)
     measured = method.policy.needs_fisher
     members = tuple(
@@ -151,6 +170,7 @@ def assemble(
         seeds=seeds,
         rounds=settings.rounds,
         clients_per_round=settings.clients_per_round,
+        wait_for=settings.wait_for,
     )
 
 

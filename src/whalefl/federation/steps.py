@@ -1,6 +1,8 @@
 """One mini-batch of local training on tensors: loss, gradient, Fisher measurement, SGD.
 
-Nothing in it waits for a result or depends on one, so that an engine may record a step once and replay it.
+A step trains a stack: one device, or several with slices of one shape side by side in one model (see
+`federation.stacks`). Nothing in it waits for a result or depends on one, so that an engine may record a step once and
+replay it.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from whalefl.federation.training import Training
-from whalefl.subnet.slicing import Index
+from whalefl.subnet.aggregation import by_copy
 from whalefl.tasks.task import Task
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One mini-batch: example indices, uniform numbers for augmentation, and for a Fisher measurement (None: none)."""
+    """A mini-batch for each copy: example indices (copies x batch), uniform numbers for augmentation, and for a
+    Fisher measurement (None: none)."""
 
     indices: Tensor
     augment_draws: Tensor | None
@@ -29,22 +32,23 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Learner:
-    """A slice in training: its model, and its weights and momentum by name in the model's own order.
+    """`copies` slices in training: their model, its weights that are trained, and the momentum of each.
 
-    `absent` marks the classes whose logits are 0 in the loss (None: none); `unit` selects from every parameter the
-    coordinates of the smallest slice.
+    `absent` (copies x classes) marks the classes whose logits are 0 in the loss (None: none); `unit` is 1 where a
+    coordinate of a weight belongs to the smallest slice and 0 elsewhere.
     """
 
     model: nn.Module
-    weights: dict[str, Tensor]
+    copies: int
+    weights: list[Tensor]
     momentum: list[Tensor]
     absent: Tensor | None
-    unit: dict[str, Index]
+    unit: list[Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """The loss of a step, and the squared norms of its score gradient over the slice and over the unit inside it."""
+    """Of each copy: the loss of a step, and the squared norms of its score gradient over the slice and its unit."""
 
     loss: Tensor
     whole: Tensor | None = None
@@ -53,24 +57,41 @@ class Measured:
 
 def training_step(task: Task, training: Training, learner: Learner, batch: Batch, lr: float | Tensor) -> Measured:
     """Train a learner on one mini-batch, in place."""
-    inputs = task.training_inputs(batch.indices, batch.augment_draws)
+    augment = None if batch.augment_draws is None else batch.augment_draws.flatten(0, 1)
+    inputs = task.training_inputs(batch.indices.flatten(), augment)
     targets = task.train.targets[batch.indices].flatten()
     logits = training_logits(learner.model(inputs), learner.absent)
-    weights = list(learner.weights.values())
     whole = unit = None
     if batch.fisher_draws is not None:
-        scores = sampled_gradient(fisher_logits(learner, inputs, logits), batch.fisher_draws, weights)
-        whole = squared_norm(scores)
-        unit = squared_norm([s[learner.unit[name]] for name, s in zip(learner.weights, scores, strict=True)])
-    loss = F.cross_entropy(logits, targets)
-    sgd_step(training, lr, weights, torch.autograd.grad(loss, weights), learner.momentum)
-    return Measured(loss.detach(), whole, unit)
+        logits_measured = fisher_logits(learner, inputs, logits)
+        scores = sampled_gradient(logits_measured, batch.fisher_draws, learner.weights, learner.copies)
+        whole = squared_norms(scores, learner.copies)
+        unit = squared_norms(torch._foreach_mul(scores, learner.unit), learner.copies)
+    losses = copy_losses(logits, targets, learner.copies)
+    sgd_step(training, lr, learner, gradients(losses.sum(), learner.weights))
+    return Measured(losses.detach(), whole, unit)
 
 
 def training_logits(output: Tensor, absent: Tensor | None) -> Tensor:
-    """The logits that the loss uses, one row a prediction; those of classes the device does not own are 0."""
+    """The logits that the loss uses, one row a prediction; those of classes a copy's device does not own are 0."""
     logits = output.flatten(0, -2).float()
-    return logits if absent is None else logits.masked_fill(absent, 0.0)
+    if absent is None:
+        return logits
+    return logits.view(len(absent), -1, logits.shape[-1]).masked_fill(absent[:, None], 0.0).flatten(0, 1)
+
+
+def copy_losses(logits: Tensor, targets: Tensor, copies: int) -> Tensor:
+    """The mean loss of each copy over its own predictions."""
+    return F.cross_entropy(logits, targets, reduction="none").view(copies, -1).mean(dim=1)
+
+
+def gradients(loss: Tensor, weights: Sequence[Tensor], retain: bool = False) -> list[Tensor]:
+    """The gradient of each weight, laid out in memory as the weight is."""
+    found = torch.autograd.grad(loss, weights, retain_graph=retain)
+    return [
+        gradient if gradient.stride() == weight.stride() else torch.empty_like(weight).copy_(gradient)
+        for gradient, weight in zip(found, weights, strict=True)
+    ]
 
 
 def has_dropout(model: nn.Module) -> bool:
@@ -89,10 +110,10 @@ def fisher_logits(learner: Learner, inputs: Tensor, logits: Tensor) -> Tensor:
         learner.model.train()
 
 
-def sampled_gradient(logits: Tensor, draws: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The gradient of the mean loss for labels drawn from the model itself: one extra backward pass."""
+def sampled_gradient(logits: Tensor, draws: Tensor, weights: Sequence[Tensor], copies: int = 1) -> list[Tensor]:
+    """The gradient of each copy's mean loss for labels drawn from the model itself: one extra backward pass."""
     labels = sampled_labels(logits.detach(), draws.flatten())
-    return torch.autograd.grad(F.cross_entropy(logits, labels), weights, retain_graph=True)
+    return gradients(copy_losses(logits, labels, copies).sum(), weights, retain=True)
 
 
 def sampled_labels(logits: Tensor, draws: Tensor) -> Tensor:
@@ -101,30 +122,32 @@ def sampled_labels(logits: Tensor, draws: Tensor) -> Tensor:
     return (cumulative < draws[:, None]).sum(dim=-1).clamp(max=logits.shape[-1] - 1)
 
 
-def squared_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum of all squares, in float64."""
-    return torch.stack(torch._foreach_norm(list(tensors))).double().square().sum()
+def squared_norms(tensors: Sequence[Tensor], copies: int = 1) -> Tensor:
+    """The sum of all squares of each copy's tensors, in float64."""
+    parts = [part for copy in by_copy(tensors, copies) for part in copy]
+    return torch.stack(torch._foreach_norm(parts)).view(copies, -1).double().square().sum(dim=1)
 
 
-def sgd_step(
-    training: Training,
-    lr: float | Tensor,
-    weights: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    momentum: Sequence[Tensor],
-) -> None:
-    """One step of SGD in place: clip the gradient, add the decay, update the momentum, move the weights."""
-    with torch.no_grad():
-        steps = list(gradients)
-        if training.clip > 0:
-            norm = torch.stack(torch._foreach_norm(steps)).square().sum().sqrt()
-            factor = (training.clip / (norm + 1e-6)).clamp(max=1.0)
-            steps = list(torch._foreach_mul(steps, factor))
-        if training.weight_decay > 0:
-            torch._foreach_add_(steps, list(weights), alpha=training.weight_decay)
-        torch._foreach_mul_(list(momentum), training.momentum)
-        torch._foreach_add_(list(momentum), steps)
-        if isinstance(lr, Tensor):
-            torch._foreach_add_(list(weights), torch._foreach_mul(list(momentum), -lr))
-        else:
-            torch._foreach_add_(list(weights), list(momentum), alpha=-lr)
+@torch.no_grad()
+def sgd_step(training: Training, lr: float | Tensor, learner: Learner, steps: Sequence[Tensor]) -> None:
+    """One step of SGD in place: clip each copy's gradient, add the decay, update the momentum, move the weights."""
+    scales: Sequence[Tensor | None] = [None] * learner.copies
+    if training.clip > 0:  # a gradient is divided by its scale
+        norms = squared_norms(steps, learner.copies).sqrt()
+        scales = ((norms + 1e-6) / training.clip).clamp(min=1.0).float().unbind()
+    parts = (by_copy(tensors, learner.copies) for tensors in (learner.weights, steps, learner.momentum))
+    for weights, own, momentum, scale in zip(*parts, scales, strict=True):
+        # One pass over memory. It goes by position in memory, hence `gradients` lays them out like the weights.
+        torch._fused_sgd_(
+            weights,
+            own,
+            momentum if training.momentum > 0 else (),
+            weight_decay=training.weight_decay,
+            momentum=training.momentum,
+            lr=lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+            grad_scale=scale,
+        )

@@ -8,14 +8,14 @@ with the number of devices.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from whalefl.subnet.axes import Axes, Plan
-from whalefl.subnet.slicing import Weights, plan_index, plan_key
+from whalefl.subnet.slicing import Weights, add_at, plan_index, plan_key
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,31 @@ class PartialSums:
         }
         self.contributions: list[Contribution] = []
 
-    @torch.no_grad()
     def add(self, contribution: Contribution, piece: Weights) -> None:
         """Add one device's trained slice."""
-        for name, index in plan_index(self.axes, contribution.plan).items():
-            value = piece[name].double() * contribution.weight
-            mask = counting_mask(self.axes, name, contribution)
-            if mask is not None:
-                value = torch.where(mask.to(value.device), value, 0.0)
-            self.sums[name][index] += value
-        self.contributions.append(contribution)
+        self.add_all([contribution], [piece])
+
+    @torch.no_grad()
+    def add_all(self, contributions: Sequence[Contribution], pieces: Sequence[Weights]) -> None:
+        """Add several devices' trained slices; those of one plan are summed before they are put in their place."""
+        for group in by_plan(self.axes, contributions):
+            members = [contributions[place] for place in group]
+            for name, index in plan_index(self.axes, members[0].plan).items():
+                copies = [pieces[place][name] for place in group]
+                stacked = copies[0][None] if len(copies) == 1 else torch.stack(copies)
+                add_at(self.sums[name], index, self._total(name, members, stacked))
+        self.contributions.extend(contributions)
+
+    def _total(self, name: str, contributions: Sequence[Contribution], copies: Tensor) -> Tensor:
+        """The weighted sum of what counts of these slices."""
+        masks = [counting_mask(self.axes, name, contribution) for contribution in contributions]
+        if masks[0] is not None:
+            rows = torch.stack([mask for mask in masks if mask is not None])
+            copies = torch.where(rows.to(copies.device), copies, 0.0)
+        if any(contribution.weight != 1 for contribution in contributions):
+            weights = torch.tensor([c.weight for c in contributions], dtype=torch.float64, device=copies.device)
+            copies = copies * weights.view(-1, *[1] * (copies.ndim - 1))
+        return copies[0] if len(copies) == 1 else copies.sum(dim=0, dtype=torch.float64)
 
     def merge(self, other: PartialSums) -> None:
         for name, total in other.sums.items():
@@ -76,22 +91,30 @@ class PartialSums:
 
 
 def count_devices(
-    axes: Axes, contributions: Iterable[Contribution], device: torch.device | str = "cpu"
+    axes: Axes, contributions: Sequence[Contribution], device: torch.device | str = "cpu"
 ) -> dict[str, Tensor]:
     """How many devices (or how much weight) trained each coordinate, from the plans alone."""
     # Float32 counts whole numbers up to 16 million exactly, at half the traffic of float64.
     counts = {name: torch.zeros(shape, device=device) for name, shape in axes.shapes.items()}
     for group in by_plan(axes, contributions):
-        for name, index in plan_index(axes, group[0].plan).items():
-            masks = [counting_mask(axes, name, member) for member in group]
-            total = sum(m.weight if mask is None else m.weight * mask for m, mask in zip(group, masks, strict=True))
-            counts[name][index] += total.to(device) if isinstance(total, Tensor) else total
+        members = [contributions[place] for place in group]
+        for name, index in plan_index(axes, members[0].plan).items():
+            masks = [counting_mask(axes, name, member) for member in members]
+            total = sum(m.weight if mask is None else m.weight * mask for m, mask in zip(members, masks, strict=True))
+            add_at(counts[name], index, total.to(device) if isinstance(total, Tensor) else total)
     return counts
 
 
-def by_plan(axes: Axes, contributions: Iterable[Contribution]) -> list[Sequence[Contribution]]:
-    """Contributions with the same plan together: prefix plans make few groups."""
-    groups: dict[tuple[bytes, ...], list[Contribution]] = defaultdict(list)
-    for contribution in contributions:
-        groups[plan_key(axes, contribution.plan)].append(contribution)
+def by_plan(axes: Axes, contributions: Sequence[Contribution]) -> list[list[int]]:
+    """The places of contributions with the same plan together: prefix plans make few groups."""
+    groups: dict[tuple[bytes, ...], list[int]] = defaultdict(list)
+    for place, contribution in enumerate(contributions):
+        groups[plan_key(axes, contribution.plan)].append(place)
     return list(groups.values())
+
+
+def by_copy(tensors: Sequence[Tensor], copies: int) -> list[tuple[Tensor, ...]]:
+    """The tensors of each copy; a tensor of all copies holds theirs one after another in its first dimension."""
+    if copies == 1:
+        return [tuple(tensors)]
+    return list(zip(*(tensor.chunk(copies) for tensor in tensors), strict=True))

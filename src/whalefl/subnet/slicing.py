@@ -99,6 +99,14 @@ def put_back(axes: Axes, weights: Weights, plan: Plan, piece: Weights) -> dict[s
     return result
 
 
+def add_at(target: Tensor, index: Index, value: Tensor | float) -> None:
+    """Add to the selected coordinates in place."""
+    if any(isinstance(part, Tensor) for part in index):
+        target[index] += value
+    else:
+        target[index].add_(value)  # a view: one pass over memory
+
+
 def inside(outer: Plan, inner: Plan) -> Plan:
     """The plan of `inner` expressed in the indices of the slice that `outer` keeps; inner must lie inside outer."""
     return {axis: np.searchsorted(outer[axis], inner[axis]) for axis in outer}

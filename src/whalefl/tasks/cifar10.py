@@ -33,6 +33,7 @@ def cifar10_task(arrays: Arrays, notes: tuple[str, ...] = (), norm: Norm = "batc
         name="cifar10",
         axes=resnet18_axes(3, CLASSES),
         build=lambda shape: ResNet18(shape, 3, CLASSES, norm),
+        stack=lambda shape, copies: ResNet18(shape, 3, CLASSES, norm, copies=copies),
         train=_examples(arrays, "train"),
         test=_examples(arrays, "test"),
         classes=CLASSES,

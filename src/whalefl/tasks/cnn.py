@@ -2,48 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Literal
 
-import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whalefl.subnet.axes import Axes, Part
-from whalefl.tasks.layers import Norm, Scaler, norm
+from whalefl.tasks.layers import Classifier, Norm, norm, side_by_side
 from whalefl.tasks.task import Shape
 
 Dims = Literal[1, 2]
+Pool = Callable[[Tensor], Tensor]
+
+
+class Block(nn.Module):
+    """A convolution, its scaler and norm, ReLU and pool.
+
+    The pool comes before the ReLU, which gives the same (the largest of four values, or 0 if it is negative) for a
+    quarter of the work.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, ratio: float, pool: Pool, dims: Dims, kind: Norm, copies: int
+    ) -> None:
+        super().__init__()
+        self.conv = (nn.Conv2d if dims == 2 else nn.Conv1d)(copies * inputs, copies * outputs, 3, 1, 1, groups=copies)
+        self.norm = norm(kind, outputs, ratio, copies)
+        # A batch norm takes away whatever a bias adds, so it is neither added nor trained.
+        self.biased = kind != "batch"
+        self.conv.get_parameter("bias").requires_grad_(self.biased)
+        self._convolve = F.conv2d if dims == 2 else F.conv1d
+        self._pool = pool
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = self.conv.bias if self.biased else None
+        x = self._convolve(x, self.conv.weight, bias, padding=1, groups=self.conv.groups)
+        return F.relu(self._pool(self.norm(x)), inplace=True)
 
 
 class CNN(nn.Module):
     """`axes` names one axis per block; the last block's pool is a global average.
 
     `dims` is 2 for images (examples, channels, height, width) and 1 for signals (examples, channels, steps).
+    `copies` models stand side by side, each fed an equal part of the examples.
     """
 
     def __init__(
-        self, shape: Shape, inputs: int, axes: Sequence[str], classes: int, dims: Dims = 2, kind: Norm = "batch"
+        self,
+        shape: Shape,
+        inputs: int,
+        axes: Sequence[str],
+        classes: int,
+        dims: Dims = 2,
+        kind: Norm = "batch",
+        copies: int = 1,
     ) -> None:
         super().__init__()
-        convolution = nn.Conv2d if dims == 2 else nn.Conv1d
-        self.pool = torch.max_pool2d if dims == 2 else torch.max_pool1d
-        self.blocks = nn.ModuleList()
-        for axis in axes:
-            block = [
-                convolution(inputs, shape[axis], 3, padding=1),
-                Scaler(shape.ratio),
-                norm(kind, shape[axis]),
-            ]
-            self.blocks.append(nn.Sequential(*block, nn.ReLU()))
-            inputs = shape[axis]
-        self.classifier = nn.Linear(inputs, classes)
+        sizes = [inputs, *(shape[axis] for axis in axes)]
+        self.copies = copies
+        halve: Pool = partial(F.max_pool2d if dims == 2 else F.max_pool1d, kernel_size=2)
+        pools: list[Pool] = [*[halve] * (len(axes) - 1), _keep]
+        self.blocks = nn.Sequential(
+            *(
+                Block(*pair, shape.ratio, pool, dims, kind, copies)
+                for pair, pool in zip(pairwise(sizes), pools, strict=True)
+            )
+        )
+        self.classifier = Classifier(sizes[-1], classes, copies)
 
     def forward(self, x: Tensor) -> Tensor:
-        for number, block in enumerate(self.blocks):
-            if number:
-                x = self.pool(x, 2)
-            x = block(x)
+        x = self.blocks(side_by_side(x, self.copies))
         return self.classifier(x.mean(dim=tuple(range(2, x.ndim))))  # type: ignore[no-any-return]
+
+
+def _keep(x: Tensor) -> Tensor:
+    return x
 
 
 def cnn_axes(inputs: int, channels: Sequence[int], classes: int, dims: Dims = 2) -> tuple[Axes, tuple[str, ...]]:
@@ -52,8 +88,8 @@ def cnn_axes(inputs: int, channels: Sequence[int], classes: int, dims: Dims = 2)
     parameters: dict[str, Sequence[str | int | Part]] = {}
     before: str | int = inputs
     for number, axis in enumerate(names):
-        parameters[f"blocks.{number}.0.weight"] = (axis, before, *[3] * dims)
-        for name in ("0.bias", "2.weight", "2.bias"):
+        parameters[f"blocks.{number}.conv.weight"] = (axis, before, *[3] * dims)
+        for name in ("conv.bias", "norm.weight", "norm.bias"):
             parameters[f"blocks.{number}.{name}"] = (axis,)
         before = axis
     parameters["classifier.weight"] = (classes, before)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from whalefl.subnet.plans import Prefix
@@ -40,23 +40,25 @@ def level_costs(task: Task, ladder: Ladder) -> tuple[LevelCost, ...]:
 def _level_cost(task: Task, level: int, width: float) -> LevelCost:
     shape = Shape.of(Prefix().plan(task.axes, width, 0, 0, 0), width)
     model = task.blank(shape)
-    activations: list[int] = []
+    weights = {weight.untyped_storage()._cdata for weight in model.parameters()}
+    kept: dict[int, int] = {}
 
-    def note(_module: nn.Module, _inputs: object, output: Tensor) -> None:
-        activations.append(prod(output.shape))
+    def note(tensor: Tensor) -> Tensor:
+        """Count what the forward pass keeps for the backward pass, once however often it is kept."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            kept[storage._cdata] = storage.nbytes()
+        return tensor
 
-    for module in model.modules():
-        if not list(module.children()):
-            module.register_forward_hook(note)
     samples = 2  # batch statistics need more than one
     inputs = task.prepare(task.train.inputs[:1]).to("meta").repeat(samples, *[1] * (task.train.inputs.ndim - 1))
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as counter, saved_tensors_hooks(note, lambda tensor: tensor):
         logits = model(inputs).flatten(0, -2)
         loss = F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64, device="meta"))
-        torch.autograd.grad(loss, list(model.parameters()))
+        torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
     return LevelCost(
         level=level,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         flops=counter.get_total_flops() / samples,
-        activation_bytes=sum(activations) * _BYTES / samples,
+        activation_bytes=sum(kept.values()) / samples,
     )

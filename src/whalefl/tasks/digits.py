@@ -30,6 +30,7 @@ def digits(norm: Norm = "batch") -> Task:
         name="digits",
         axes=axes,
         build=lambda shape: CNN(shape, 1, names, 10, kind=norm),
+        stack=lambda shape, copies: CNN(shape, 1, names, 10, kind=norm, copies=copies),
         train=Examples(images[~test], targets[~test]),
         test=Examples(images[test], targets[test]),
         classes=10,

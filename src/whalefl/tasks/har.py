@@ -38,6 +38,7 @@ def har_task(arrays: Arrays, notes: tuple[str, ...] = (), norm: Norm = "batch") 
         name="har",
         axes=axes,
         build=lambda shape: CNN(shape, SIGNALS, names, CLASSES, dims=1, kind=norm),
+        stack=lambda shape, copies: CNN(shape, SIGNALS, names, CLASSES, dims=1, kind=norm, copies=copies),
         train=examples("train"),
         test=examples("test"),
         classes=CLASSES,

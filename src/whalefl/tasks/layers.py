@@ -14,6 +14,7 @@ Norm = Literal["batch", "group"]
 NORMS: tuple[str, ...] = get_args(Norm)
 
 _GROUP = 16  # channels
+_EPS = 1e-5
 
 
 class Scaler(nn.Module):
@@ -35,14 +36,14 @@ class StaticBatchNorm(nn.Module):
 
     Running averages of slices of different widths cannot be merged. Instead `statistics` (mean, variance) are
     gathered anew for the global model before it is evaluated; while they are None the batch's own are used.
-    Channels are dimension 1 of inputs of any rank.
+    Channels are dimension 1 of inputs of any rank. `ratio` is that of a scaler folded in, see `norm`.
     """
 
-    def __init__(self, features: int) -> None:
+    def __init__(self, features: int, ratio: float = 1.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(features))
         self.bias = nn.Parameter(torch.zeros(features))
-        self.eps = 1e-5
+        self.eps = _EPS * ratio**2
         self.statistics: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,10 +53,16 @@ class StaticBatchNorm(nn.Module):
         return F.batch_norm(x, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
 
 
-def norm(kind: Norm, channels: int) -> nn.Module:
-    """A norm over channels, with the parameters `weight` and `bias`: static batch norm, or group norm."""
+def norm(kind: Norm, channels: int, ratio: float = 1.0, copies: int = 1) -> nn.Module:
+    """A scaler and a norm over channels in one, with the parameters `weight` and `bias`; `copies` of them side by side.
+
+    The scaler costs nothing: with mean m and variance v of x, (x/r - m/r) / sqrt(v/r^2 + eps) = (x - m) / sqrt(v +
+    eps r^2).
+    """
     require_one_of("norm", kind, NORMS)
-    return StaticBatchNorm(channels) if kind == "batch" else nn.GroupNorm(groups(channels), channels)
+    if kind == "batch":
+        return StaticBatchNorm(copies * channels, ratio)
+    return nn.GroupNorm(copies * groups(channels), copies * channels, eps=_EPS * ratio**2)
 
 
 def groups(channels: int) -> int:
@@ -66,3 +73,29 @@ def groups(channels: int) -> int:
     number that cannot be divided so, are one group; smaller ones would lose what a global average pool looks at.
     """
     return next(count for count in range(max(1, channels // _GROUP), 0, -1) if channels % count == 0)
+
+
+class Classifier(nn.Module):
+    """`copies` of a linear layer side by side: (batch, copies x features) to (copies x batch, classes).
+
+    Its parameters are those of the copies one after another; those of one copy are a plain linear layer's.
+    """
+
+    def __init__(self, features: int, classes: int, copies: int = 1) -> None:
+        super().__init__()
+        one = nn.Linear(features, classes)
+        self.copies = copies
+        self.weight = nn.Parameter(one.weight.detach().repeat(copies, 1))
+        self.bias = nn.Parameter(one.bias.detach().repeat(copies))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.copies == 1:
+            return F.linear(x, self.weight, self.bias)
+        features = x.view(len(x), self.copies, -1).transpose(0, 1)
+        weight, bias = self.weight.view(self.copies, -1, features.shape[-1]), self.bias.view(self.copies, 1, -1)
+        return torch.baddbmm(bias, features, weight.transpose(1, 2)).flatten(0, 1)
+
+
+def side_by_side(x: Tensor, copies: int) -> Tensor:
+    """(copies x batch, channels, ...) to (batch, copies x channels, ...): what grouped layers take."""
+    return x if copies == 1 else x.view(copies, -1, *x.shape[1:]).transpose(0, 1).flatten(1, 2)

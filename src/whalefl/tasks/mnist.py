@@ -30,6 +30,7 @@ def mnist_task(arrays: Arrays, notes: tuple[str, ...] = (), norm: Norm = "batch"
         name="mnist",
         axes=axes,
         build=lambda shape: CNN(shape, 1, names, CLASSES, kind=norm),
+        stack=lambda shape, copies: CNN(shape, 1, names, CLASSES, kind=norm, copies=copies),
         train=_examples(arrays, "train"),
         test=_examples(arrays, "test"),
         classes=CLASSES,

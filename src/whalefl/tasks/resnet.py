@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from whalefl.subnet.axes import Axes, Part
-from whalefl.tasks.layers import Norm, Scaler, norm
+from whalefl.tasks.layers import Classifier, Norm, norm, side_by_side
 from whalefl.tasks.task import Shape
 
 CHANNELS = (64, 128, 256, 512)
@@ -46,14 +46,14 @@ def places() -> Iterator[Place]:
 class Block(nn.Module):
     """Twice [scaler, norm, ReLU, conv 3x3], plus the shortcut."""
 
-    def __init__(self, shape: Shape, place: Place, kind: Norm) -> None:
+    def __init__(self, shape: Shape, place: Place, kind: Norm, copies: int) -> None:
         super().__init__()
         inputs, inner, outputs = shape[place.inputs], shape[place.inner], shape[place.outputs]
-        self.before1 = activation(shape, inputs, kind)
-        self.conv1 = nn.Conv2d(inputs, inner, 3, stride=place.stride, padding=1, bias=False)
-        self.before2 = activation(shape, inner, kind)
-        self.conv2 = nn.Conv2d(inner, outputs, 3, padding=1, bias=False)
-        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride=place.stride, bias=False) if place.projects else None
+        self.before1 = activation(shape, inputs, kind, copies)
+        self.conv1 = convolution(inputs, inner, 3, copies, place.stride)
+        self.before2 = activation(shape, inner, kind, copies)
+        self.conv2 = convolution(inner, outputs, 3, copies)
+        self.shortcut = convolution(inputs, outputs, 1, copies, place.stride) if place.projects else None
 
     def forward(self, x: Tensor) -> Tensor:
         active = self.before1(x)
@@ -61,23 +61,31 @@ class Block(nn.Module):
         return self.conv2(self.before2(self.conv1(active))) + kept  # type: ignore[no-any-return]
 
 
-def activation(shape: Shape, channels: int, kind: Norm) -> nn.Sequential:
-    return nn.Sequential(Scaler(shape.ratio), norm(kind, channels), nn.ReLU())
+def activation(shape: Shape, channels: int, kind: Norm, copies: int) -> nn.Sequential:
+    return nn.Sequential(norm(kind, channels, shape.ratio, copies), nn.ReLU(inplace=True))
+
+
+def convolution(inputs: int, outputs: int, size: int, copies: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(copies * inputs, copies * outputs, size, stride, padding=size // 2, groups=copies, bias=False)
 
 
 class ResNet18(nn.Module):
-    """A convolution, four stages of two blocks, each stage but the first halving the picture, and a classifier."""
+    """A convolution, four stages of two blocks, each stage but the first halving the picture, and a classifier.
 
-    def __init__(self, shape: Shape, inputs: int, classes: int, kind: Norm = "batch") -> None:
+    `copies` models stand side by side, each fed an equal part of the examples.
+    """
+
+    def __init__(self, shape: Shape, inputs: int, classes: int, kind: Norm = "batch", copies: int = 1) -> None:
         super().__init__()
         last = f"stage{len(CHANNELS)}"
-        self.stem = nn.Conv2d(inputs, shape["stage1"], 3, padding=1, bias=False)
-        self.blocks = nn.Sequential(*[Block(shape, place, kind) for place in places()])
-        self.after = activation(shape, shape[last], kind)
-        self.classifier = nn.Linear(shape[last], classes)
+        self.copies = copies
+        self.stem = convolution(inputs, shape["stage1"], 3, copies)
+        self.blocks = nn.Sequential(*[Block(shape, place, kind, copies) for place in places()])
+        self.after = activation(shape, shape[last], kind, copies)
+        self.classifier = Classifier(shape[last], classes, copies)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.after(self.blocks(self.stem(x)))
+        x = self.after(self.blocks(self.stem(side_by_side(x, self.copies))))
         return self.classifier(x.mean(dim=(2, 3)))  # type: ignore[no-any-return]
 
 
@@ -92,11 +100,11 @@ def resnet18_axes(inputs: int, classes: int) -> Axes:
         parameters[f"{block}.conv1.weight"] = (place.inner, place.inputs, 3, 3)
         parameters[f"{block}.conv2.weight"] = (place.outputs, place.inner, 3, 3)
         for name in ("weight", "bias"):
-            parameters[f"{block}.before1.1.{name}"] = (place.inputs,)
-            parameters[f"{block}.before2.1.{name}"] = (place.inner,)
+            parameters[f"{block}.before1.0.{name}"] = (place.inputs,)
+            parameters[f"{block}.before2.0.{name}"] = (place.inner,)
         if place.projects:
             parameters[f"{block}.shortcut.weight"] = (place.outputs, place.inputs, 1, 1)
     last = f"stage{len(CHANNELS)}"
-    parameters |= {"after.1.weight": (last,), "after.1.bias": (last,)}
+    parameters |= {"after.0.weight": (last,), "after.0.bias": (last,)}
     parameters |= {"classifier.weight": (classes, last), "classifier.bias": (classes,)}
     return Axes.of(sizes, parameters, {"classifier.weight": 0, "classifier.bias": 0})

@@ -65,7 +65,9 @@ class Task:
     inputs at random before that, in training only. The model answers with logits over `classes` in its last
     dimension, one row for each target. `masked` says, for texts, which predictions of these (prepared) test inputs
     were hidden from the model; `groups` names for each training example whom it comes from (a person, an article);
-    `notes` is what results on this data must mention.
+    `notes` is what results on this data must mention. `stack`, where there is one, builds several copies of the model
+    side by side: each parameter is those of the copies one after another along its first dimension, and each copy is
+    fed an equal part of the examples and answers for it. Engines train narrow slices so, many at a time.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Task:
     test: Examples
     classes: int
     prepare: Callable[[Tensor], Tensor]
+    stack: Callable[[Shape, int], nn.Module] | None = None
     augment: Augmentation | None = None
     masked: Callable[[Tensor], Tensor] | None = None
     groups: NDArray[np.int64] | None = None

@@ -1,0 +1,240 @@
+"""Stacks: devices with slices of one shape, trained side by side in one model that stays in memory.
+
+A narrow slice keeps a processor busy for less time than it takes to start its operations, so several of them share
+one: the copies are the groups of grouped convolutions. A wide slice is a stack of one. Everything an order brings is
+copied into fixed buffers, so that a step can be recorded once and replayed for any orders of the same shape.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from math import prod
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from whalefl.federation.orders import Order, Outcome, absent_classes, outcome_of
+from whalefl.federation.steps import Batch, Learner, training_step
+from whalefl.federation.training import Training
+from whalefl.subnet.aggregation import PartialSums, by_copy
+from whalefl.subnet.axes import Axes
+from whalefl.subnet.slicing import Weights, inside, plan_index, plan_key, sliced_axes
+from whalefl.tasks.task import Shape, Task
+
+Precision = Literal["fp32", "tf32", "bf16"]
+PRECISIONS = ("fp32", "tf32", "bf16")
+
+_ALIGNED = 16  # bytes
+
+NARROW = 1 / 8
+"""Slices of this width and below are trained side by side."""
+
+Key = tuple[object, ...]
+
+
+def stack_key(order: Order) -> Key:
+    """Orders with the same key can train in the same stack."""
+    sizes = tuple(len(indices) for indices in order.plan.values())
+    return (*sizes, order.width, order.batches.shape, order.fisher_draws.shape, order.labels is None)
+
+
+def arrange(task: Task, orders: Sequence[Order], sizes: Sequence[int]) -> list[list[Order]]:
+    """Orders in groups that train as one stack each, of the given sizes (which fall, down to 1); wide ones alone.
+
+    The groups follow from the orders alone, not from their sequence nor from who carries them out. They come widest
+    first, since those take longest.
+    """
+    alike: dict[Key, list[Order]] = defaultdict(list)
+    for order in sorted(orders, key=lambda order: (order.level, order.device)):
+        narrow = task.stack is not None and order.width <= NARROW
+        alike[(*stack_key(order), order.fisher_steps, None if narrow else order.device)].append(order)
+    groups = []
+    for waiting in alike.values():
+        while waiting:
+            size = next(size for size in sizes if size <= len(waiting))
+            groups.append(waiting[:size])
+            del waiting[:size]
+    return groups
+
+
+class Stack:
+    """One model for some devices of one shape (that of `order`), and buffers for what a round brings them.
+
+    `results` has three rows for each copy: the loss of every step, and the squared norms of the score gradient over
+    the slice and over the unit inside it, the latter for the first so many columns as there are measurements.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        training: Training,
+        order: Order,
+        copies: int = 1,
+        precision: Precision = "fp32",
+        model: nn.Module | None = None,
+    ) -> None:
+        self.task, self.training, self.precision = task, training, precision
+        self.place = task.train.inputs.device
+        model = (model or _build(task, order, copies, self.place)).train()
+        self.weights: dict[str, Tensor] = dict(model.named_parameters())
+        self.parts = by_copy([weight.detach() for weight in self.weights.values()], copies)
+        self.inbox = Inbox(
+            {
+                "lr": ((), torch.float32),
+                "step": ((1,), torch.int64),
+                "measurement": ((1,), torch.int64),
+                "indices": ((copies, *order.batches.shape), torch.int64),
+                "augment": (
+                    (copies, *(() if order.augment_draws is None else order.augment_draws.shape)),
+                    torch.float32,
+                ),
+                "fisher": ((copies, *order.fisher_draws.shape), torch.float32),
+                "absent": ((copies, task.classes), torch.bool),
+            },
+            self.place,
+        )
+        self.results = torch.zeros(copies, 3, len(order.batches), dtype=torch.float64, device=self.place)
+        trained = [weight for weight in self.weights.values() if weight.requires_grad]
+        self.learner = Learner(
+            model=model,
+            copies=copies,
+            weights=trained,
+            momentum=[torch.zeros_like(weight) for weight in trained],
+            absent=None if order.labels is None else self.inbox.there["absent"],
+            unit=[torch.zeros_like(weight) for weight in trained] if order.fisher_steps else [],
+        )
+        self._augmented = order.augment_draws is not None
+        self._unit_keys: list[object] = [None] * copies
+
+    @torch.no_grad()
+    def begin(self, orders: Sequence[Order]) -> None:
+        """Copy in each copy's order, for the slices that are there; momentum starts afresh."""
+        here = self.inbox.here
+        here["lr"][()] = orders[0].lr
+        here["step"][0] = here["measurement"][0] = 0
+        for copy, order in enumerate(orders):
+            here["indices"][copy] = order.batches
+            here["fisher"][copy] = order.fisher_draws
+            if order.augment_draws is not None:
+                here["augment"][copy] = order.augment_draws
+            if order.labels is not None:
+                here["absent"][copy] = absent_classes(self.task.classes, order.labels)
+        self.inbox.send()
+        torch._foreach_zero_(self.learner.momentum)
+        if self.learner.unit:
+            self._mark_units(orders)
+
+    def _mark_units(self, orders: Sequence[Order]) -> None:
+        axes, trained = self.task.axes, [name for name, weight in self.weights.items() if weight.requires_grad]
+        for copy, (order, masks) in enumerate(zip(orders, by_copy(self.learner.unit, len(orders)), strict=True)):
+            key = (plan_key(axes, order.plan), plan_key(axes, order.unit_plan))
+            if self._unit_keys[copy] == key:
+                continue
+            self._unit_keys[copy] = key
+            marks = torch.from_numpy(unit_marks(axes, order, trained)).to(self.place, non_blocking=True)
+            parts = iter(torch.split(marks, [size for mask in masks for size in mask.shape]))
+            for mask in masks:
+                mask.fill_(1.0)
+                for dim in range(mask.ndim):
+                    mask.mul_(next(parts).view([-1 if d == dim else 1 for d in range(mask.ndim)]))
+
+    def advance(self, measured: bool) -> None:
+        """One step on whatever the buffers hold."""
+        now, measurement = self.inbox.there["step"], self.inbox.there["measurement"]
+
+        def at(name: str, place: Tensor) -> Tensor:
+            return self.inbox.there[name].index_select(1, place)[:, 0]
+
+        batch = Batch(
+            indices=at("indices", now),
+            augment_draws=at("augment", now) if self._augmented else None,
+            fisher_draws=at("fisher", measurement) if measured else None,
+        )
+        with self._arithmetic():
+            result = training_step(self.task, self.training, self.learner, batch, self.inbox.there["lr"])
+        self.results[:, 0].index_copy_(1, now, result.loss.double()[:, None])
+        if result.whole is not None and result.unit is not None:
+            norms = torch.stack([result.whole, result.unit], dim=1)
+            self.results[:, 1:].index_copy_(2, measurement, norms[..., None])
+            measurement += 1
+        now += 1
+
+    def _arithmetic(self) -> AbstractContextManager[object]:
+        return torch.autocast(self.place.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
+
+    def outcomes(self, orders: Sequence[Order], results: Tensor) -> list[Outcome]:
+        """What the devices report, from `results` as read back."""
+        parameters = sum(part.numel() for part in self.parts[0])
+        return [outcome_of(self.task, order, parameters, own) for order, own in zip(orders, results, strict=True)]
+
+
+def _build(task: Task, order: Order, copies: int, place: torch.device) -> nn.Module:
+    shape = Shape.of(order.plan, order.width)
+    model = task.build(shape) if copies == 1 or task.stack is None else task.stack(shape, copies)
+    # Images with their channels last are what the matrix units of processors and GPUs alike want.
+    return model.to(place).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+class Inbox:
+    """Everything orders bring to a stack, in one piece of memory that travels to its device in one copy.
+
+    `here` are its fields as arrays to write, `there` the same fields as tensors on the device.
+    """
+
+    def __init__(self, fields: Mapping[str, tuple[tuple[int, ...], torch.dtype]], place: torch.device) -> None:
+        sizes = [prod(shape) * dtype.itemsize for shape, dtype in fields.values()]
+        ends = np.cumsum([-(-size // _ALIGNED) * _ALIGNED for size in sizes]).tolist()
+        self._there = torch.zeros(ends[-1], dtype=torch.uint8, device=place)
+        self._here = torch.zeros(ends[-1], dtype=torch.uint8).pin_memory() if place.type == "cuda" else self._there
+        self.here: dict[str, NDArray[np.generic]] = {}
+        self.there: dict[str, Tensor] = {}
+        for (name, (shape, dtype)), start, size in zip(fields.items(), [0, *ends], sizes, strict=False):
+            self.here[name] = self._here[start : start + size].view(dtype).view(shape).numpy()
+            self.there[name] = self._there[start : start + size].view(dtype).view(shape)
+
+    def send(self) -> None:
+        """Let the device see what was written."""
+        if self._here is not self._there:
+            self._there.copy_(self._here, non_blocking=True)
+
+
+@torch.no_grad()
+def load(axes: Axes, weights: Weights, loads: Sequence[tuple[Stack, Sequence[Order]]]) -> None:
+    """Copy into each stack the slices of its orders, and the orders; a slice is cut once however many train it."""
+    pieces: dict[tuple[bytes, ...], list[Tensor]] = {}
+    into: list[Tensor] = []
+    out_of: list[Tensor] = []
+    for stack, orders in loads:
+        for part, order in zip(stack.parts, orders, strict=True):
+            key = plan_key(axes, order.plan)
+            if key not in pieces:
+                index, named = plan_index(axes, order.plan), zip(stack.weights, part, strict=True)
+                pieces[key] = [torch.empty_like(p).copy_(weights[name][index[name]]) for name, p in named]
+            into += part
+            out_of += pieces[key]
+        stack.begin(orders)
+    torch._foreach_copy_(into, out_of)
+
+
+def collect(sums: PartialSums, loads: Sequence[tuple[Stack, Sequence[Order]]]) -> None:
+    """Add every slice of these stacks to the sums."""
+    slices = [dict(zip(stack.weights, part, strict=True)) for stack, _ in loads for part in stack.parts]
+    sums.add_all([order.contribution for _, orders in loads for order in orders], slices)
+
+
+def unit_marks(axes: Axes, order: Order, names: Sequence[str]) -> NDArray[np.float32]:
+    """For every dimension of these parameters of an order's slice: 1 at the positions of the smallest slice."""
+    cut = sliced_axes(axes, order.plan)
+    positions = cut.parameter_positions(inside(order.plan, order.unit_plan))
+    marks = []
+    for name in names:
+        for size, kept in zip(cut.shapes[name], positions[name], strict=True):
+            mark = np.zeros(size, dtype=np.float32)
+            mark[kept] = 1.0
+            marks.append(mark)
+    return np.concatenate(marks)
