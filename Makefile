@@ -12,7 +12,7 @@ demo: $(VENV)/installed
 	$(BIN)/whalefl compare digits --methods fedavg,heterofl,whale --seeds 0,1 --out demo
 
 test: check
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow and not netns"
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -21,14 +21,14 @@ check: $(VENV)/installed
 	$(BIN)/lint-imports
 
 test-slow: $(VENV)/installed
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m "slow or netns"
 
 test-all: test test-slow
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "whalefl needs Python 3.11 or newer: make PYTHON=/path/to/python3"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev,flower]'
 	touch $@
 
 clean:

@@ -24,6 +24,7 @@ from whalefl.fleet.devices import Fleet
 from whalefl.fleet.weather import WEATHERS, Weather
 from whalefl.rng import Seeds
 from whalefl.scheduling.policies import Whale
+from whalefl.scheduling.replay import ReplaySettings
 
 Values = dict[str, Any]
 
@@ -44,7 +45,8 @@ class Experiment(Settings):
     """Everything a run depends on: a task and a method by name, a target accuracy, and all settings.
 
     `norm` is what the task's model normalises with; `device` is where the simulator computes ("cpu" or "cuda"),
-    `engine` how, and `precision` with which arithmetic on a GPU (the plain engine on a CPU is always fp32);
+    `engine` how ("workers": on all cores, "graphs": on a GPU, "auto": the faster one there), and `precision` with which
+    arithmetic (on a CPU tf32 is fp32);
     `data_dir` is where data sets are looked for first.
     """
 
@@ -52,7 +54,7 @@ class Experiment(Settings):
     method: str = "whale"
     norm: Literal["batch", "group"] = "batch"
     device: str = "cpu"
-    engine: Literal["auto", "plain", "graphs"] = "auto"
+    engine: Literal["auto", "plain", "workers", "graphs"] = "auto"
     precision: Literal["fp32", "tf32", "bf16"] = "tf32"
     data_dir: str | None = None
     target: float | None = None
@@ -61,6 +63,7 @@ class Experiment(Settings):
     fleet: Fleet = field(default_factory=Fleet)
     weather: Weather = field(default_factory=Weather)
     whale: Whale = field(default_factory=Whale)
+    replay: ReplaySettings = field(default_factory=ReplaySettings)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,7 +76,7 @@ class Experiment(Settings):
         return Seeds(**{**asdict(Seeds.all(self.seed)), **chosen})
 
     def make_method(self) -> Method:
-        return make_method(self.method, self.whale, self.all_seeds().training)
+        return make_method(self.method, self.whale, self.all_seeds().training, self.replay)
 
 
 def compose(layers: Iterable[Mapping[str, Any]]) -> Experiment:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from threading import Thread
+from typing import TypeVar
 
 import torch
 from safetensors.torch import save
@@ -23,6 +24,7 @@ from whalefl.federation.ownership import ownership
 from whalefl.federation.rounds import Federation
 from whalefl.federation.serving import serve_levels
 from whalefl.federation.simulation import assemble, federation_calibration, rounds_of, use_one_thread
+from whalefl.federation.workers import WorkersEngine, can_fork, cores
 from whalefl.runs import LEVELS, MODEL, OWNERSHIP, STATISTICS, RunFolder, write_atomic, write_json
 from whalefl.subnet.slicing import Weights
 from whalefl.tasks.catalogue import load_task
@@ -66,7 +68,7 @@ def execute(job: Job, listener: Listener) -> RunFolder:
     """Run one experiment and leave its folder."""
     use_one_thread()
     federation = prepared(job.experiment)
-    engine = make_engine(job.experiment, federation.task)
+    engine = _engine_of(job.experiment, federation.task)
     folder = RunFolder.create(job.folder, to_toml(job.experiment), job.command, __version__, federation.task.notes)
     status = "failed"
     try:
@@ -74,19 +76,25 @@ def execute(job: Job, listener: Listener) -> RunFolder:
         for finished in rounds_of(federation, job.experiment, engine):
             folder.append(finished.record)
             listener(job.name, finished.record)
-        _write_model(folder, federation, job.experiment, finished.state.weights)
+        write_model(folder, finished.state.weights)
+        write_levels(folder, federation, job.experiment, finished.state.weights)
         status = "finished"
     except KeyboardInterrupt:
         status = "interrupted"
         raise
     finally:
+        engine.close()
         folder.finish(status)
     return folder
 
 
-def _write_model(folder: RunFolder, federation: Federation, experiment: Experiment, weights: Weights) -> None:
-    """The final model, and what it does at each of its sizes."""
+def write_model(folder: RunFolder, weights: Weights) -> None:
+    """The final model."""
     write_atomic(folder.path / MODEL, save(_for_disk(weights)))
+
+
+def write_levels(folder: RunFolder, federation: Federation, experiment: Experiment, weights: Weights) -> None:
+    """What the final model does at each of its sizes."""
     calibration = federation_calibration(federation, experiment)
     nested = federation.method.extraction.nested
     served, statistics = serve_levels(federation.task, experiment.ladder, nested, weights, calibration)
@@ -102,39 +110,86 @@ def make_engine(experiment: Experiment, task: Task) -> Engine:
     """The engine an experiment asks for; `auto` takes the fastest one for its device."""
     use_precision(experiment.precision)
     wanted = experiment.engine
+    on_gpu = experiment.device.startswith("cuda")
     if wanted == "auto":
-        wanted = "graphs" if experiment.device.startswith("cuda") else "plain"
+        # A process that was started to run beside others leaves the other cores to them.
+        alone = multiprocessing.parent_process() is None
+        several = alone and can_fork() and len(cores()) > 1
+        wanted = "graphs" if on_gpu else "workers" if several else "plain"
     if wanted == "plain":
-        if experiment.precision == "bf16":
-            raise WhaleflError("precision is 'bf16'; it must be 'fp32' or 'tf32' with the plain engine")
-        return PlainEngine(task, experiment.training)
-    if not experiment.device.startswith("cuda"):
-        raise WhaleflError("engine is 'graphs'; it must be 'plain' or 'auto' where device is not 'cuda'")
+        return PlainEngine(task, experiment.training, experiment.precision)
+    if wanted == "workers":
+        if on_gpu or not can_fork():
+            raise WhaleflError("engine is 'workers'; it must be 'plain' or 'auto' with or beside a GPU")
+        return WorkersEngine(task, experiment.training, precision=experiment.precision)
+    if not on_gpu:
+        raise WhaleflError("engine is 'graphs'; it must be 'plain', 'workers' or 'auto' where device is not 'cuda'")
     from whalefl.federation.graphs import GraphEngine
 
     return GraphEngine(task, experiment.training, experiment.precision)
+
+
+_recorded: tuple[object, Engine] | None = None
+
+
+def _engine_of(experiment: Experiment, task: Task) -> Engine:
+    """A new engine; but the steps that a GPU has recorded serve the next run in this process if it trains alike."""
+    global _recorded
+    if not experiment.device.startswith("cuda"):
+        return make_engine(experiment, task)
+    key = (
+        (experiment.task, experiment.data_dir, experiment.norm, experiment.evaluation.on),
+        (experiment.device, experiment.engine, experiment.precision),
+        replace(experiment.training, lr=1.0),  # the rate comes with every order
+    )
+    if _recorded is None or _recorded[0] != key:
+        _recorded = None  # first free the memory of the old one
+        _recorded = (key, make_engine(experiment, task))
+    return _recorded[1]
 
 
 def execute_all(jobs: Sequence[Job], workers: int, listener: Listener) -> list[RunFolder]:
     """Run several experiments, `workers` at a time; every run is the same as if it ran alone."""
     for job in jobs:
         prepared(job.experiment)
-    if workers == 1 or len(jobs) == 1:
-        return [execute(job, listener) for job in jobs]
+    upcoming = iter(jobs)
+    for _ in side_by_side(execute, lambda: next(upcoming, None), min(workers, len(jobs)), listener):
+        pass
+    return [RunFolder(job.folder) for job in jobs]
+
+
+Work = TypeVar("Work")
+
+
+def side_by_side(
+    work: Callable[[Work, Listener], object], upcoming: Callable[[], Work | None], workers: int, listener: Listener
+) -> Iterator[Work]:
+    """Carry out what `upcoming` hands out, `workers` at a time in processes of their own; yields each as it ends.
+
+    `upcoming` is asked whenever a place is free. None means that there is nothing to start now: it is asked again when
+    something has ended, and all is done when nothing is running either.
+    """
+    if workers == 1:
+        while (one := upcoming()) is not None:
+            work(one, listener)
+            yield one
+        return
     context = multiprocessing.get_context("spawn")
     queue: SimpleQueue[tuple[str, RoundRecord] | None] = context.SimpleQueue()
-    with (
-        _forwarding(queue, listener),
-        ProcessPoolExecutor(min(workers, len(jobs)), context, _join, (queue,)) as pool,
-    ):
-        futures = [pool.submit(_execute_here, job) for job in jobs]
+    running: dict[Future[None], Work] = {}
+    with _forwarding(queue, listener), ProcessPoolExecutor(workers, context, _join, (queue,)) as pool:
         try:
-            for future in as_completed(futures):
-                future.result()
+            while True:
+                while len(running) < workers and (one := upcoming()) is not None:
+                    running[pool.submit(_work_here, work, one)] = one
+                if not running:
+                    return
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    future.result()
+                    yield running.pop(future)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return [RunFolder(job.folder) for job in jobs]
 
 
 @contextmanager
@@ -163,5 +218,5 @@ def _join(queue: SimpleQueue[tuple[str, RoundRecord] | None]) -> None:
     _queue = queue
 
 
-def _execute_here(job: Job) -> None:
-    execute(job, lambda name, record: _queue.put((name, record)))
+def _work_here(work: Callable[[Work, Listener], object], one: Work) -> None:
+    work(one, lambda name, record: _queue.put((name, record)))

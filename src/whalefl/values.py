@@ -82,7 +82,8 @@ class DeviceReport:
 
     `known` is the delay the device expected at its level, `true` the one it met; `unit_s` is the time it expected
     for the smallest subnetwork. `share` is the part of the model's parameters in its slice; `fisher` is the mean
-    Fisher information measured in this round.
+    Fisher information measured in this round, `fisher_unit` that of the smallest slice inside this one alone, which
+    does not grow with the level.
     """
 
     device: int
@@ -102,6 +103,7 @@ class DeviceReport:
     free_memory_mb: float
     bytes_up: int
     bytes_down: int
+    fisher_unit: float | None = None
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,61 @@ def compare(
     compare_methods(task, config, options, methods, seeds, sweep or [], set_ or [], out, jobs)
 
 
+@app.command()
+def bench(
+    scenario: Annotated[
+        str | None, typer.Option(help="Rounds to measure, e.g. mixed,full,narrow; all of them if left out.")
+    ] = None,
+    variants: Annotated[
+        str | None,
+        typer.Option(help="Ways to train them, e.g. plain-loop,plain,workers,workers-bf16; all of them if left out."),
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Counted repeats; one more warms up.")] = 5,
+    iterations: Annotated[int | None, typer.Option(help="Mini-batches of a client in a round, instead of 10.")] = None,
+    memory: Annotated[bool, typer.Option("--memory", help="Measure memory instead of time.")] = False,
+    device: Device = None,
+    out: Annotated[Path | None, typer.Option(help="The JSON file; one under results/bench/ if left out.")] = None,
+) -> None:
+    """Measure how fast rounds are against the ordinary loop and the hardware's floor, on random images."""
+    from whalefl.cli.bench import bench_memory, bench_speed
+
+    if memory:
+        bench_memory(variants, out)
+    else:
+        bench_speed(device or "cpu", scenario, variants, repeats, iterations, out)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="table1, table2, table3, task_perf, fisher, ablation, sensitivity, heterogeneity, theorem, controls, "
+            "weathers, tuning, or all (all but tuning)."
+        ),
+    ],
+    plan: Annotated[bool, typer.Option("--plan", help="Only print the runs, the most worthwhile first.")] = False,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Run nothing; only write the pages.")] = False,
+    jobs: Annotated[int, typer.Option(help="Runs side by side.")] = 1,
+    time_limit: Annotated[
+        float | None, typer.Option(help="Start no run that is not expected to end within so many seconds from now.")
+    ] = None,
+    only_tasks: Annotated[str | None, typer.Option(help="Tasks, comma-separated; all if left out.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="The first so many seeds only.")] = None,
+    device: Device = None,
+    data_dir: DataDir = None,
+    results: Annotated[Path, typer.Option(help="Where pages and compact metrics are.")] = Path("results"),
+    work: Annotated[Path, typer.Option(help="Where the full run folders go.")] = Path("runs/reproduce"),
+    claims: Annotated[Path | None, typer.Option(help="Also write what the paper's claims come to, here.")] = None,
+    commit: Annotated[str | None, typer.Option(help="The commit to note; asked of git if left out.")] = None,
+) -> None:
+    """Reproduce a table or figure of the paper: make the runs that are missing, then its page under results/."""
+    from whalefl.cli.reproduce import Options, reproduce_study
+
+    options = Options(results, work, claims, device, data_dir, only_tasks, seeds, jobs, time_limit, commit)
+    reproduce_study(name, options, plan, report_only)
+
+
 data = typer.Typer(no_args_is_help=True, help="The data sets: what is there, and how to get the rest.")
 app.add_typer(data, name="data")
 
@@ -111,3 +166,79 @@ def fetch_command(
     from whalefl.cli.data import fetch_data
 
     fetch_data(name, data_dir)
+
+
+deploy = typer.Typer(no_args_is_help=True, help="A real federation over several machines, on Flower.")
+app.add_typer(deploy, name="deploy")
+
+
+@deploy.command("init")
+def deploy_init(
+    out: Annotated[Path, typer.Argument(help="The folder to make.")],
+    host: Annotated[str, typer.Option(help="The name or address under which devices reach the server.")],
+    task: Annotated[str | None, typer.Option(help="A task by name, or module:function for one of your own.")] = None,
+    config: Config = None,
+    method: Annotated[str | None, typer.Option(help=f"The method: {METHODS_HELP}.")] = None,
+    rounds: Rounds = None,
+    seed: Annotated[int | None, typer.Option(help="The seed of everything that is drawn.")] = None,
+    devices: Annotated[int | None, typer.Option(help="How many devices, instead of the fleet in the config.")] = None,
+    port: Annotated[int, typer.Option(help="The server's port; the next one is used on that machine only.")] = 9443,
+    set_: Set = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Make certificates, keys and folders for a server and its devices."""
+    from whalefl.cli.deploy import init
+
+    options = {"method": method, "rounds": rounds, "seed": seed, **_places(None, data_dir)}
+    init(task, config, set_ or [], options, devices, host, port, out)
+
+
+@deploy.command("server")
+def deploy_server(folder: Annotated[Path, typer.Argument(help="The server's folder.")]) -> None:
+    """Serve until all rounds are done; started again, it goes on after the last finished round."""
+    from whalefl.cli.deploy import server
+
+    server(folder)
+
+
+@deploy.command("device")
+def deploy_device(folder: Annotated[Path, typer.Argument(help="The device's folder.")]) -> None:
+    """Be a device until stopped; whatever dies is started again."""
+    from whalefl.cli.deploy import device
+
+    device(folder)
+
+
+@deploy.command("status")
+def deploy_status(folder: Annotated[Path, typer.Argument(help="The server's folder.")]) -> None:
+    """Say where a federation stands."""
+    from whalefl.cli.deploy import status
+
+    status(folder)
+
+
+@app.command()
+def testbed(
+    task: Task = None,
+    config: Config = None,
+    methods: Annotated[str, typer.Option(help=f"Methods, run in turn: {METHODS_HELP}.")] = "fedavg,heterofl,whale",
+    cores: Annotated[
+        str, typer.Option(help="The devices, by the share of a processor core each has.")
+    ] = "0.6,0.4,0.3,0.2",
+    repeats: Annotated[int, typer.Option(help="How often each method is run.")] = 1,
+    gauge_rounds: Annotated[int, typer.Option(help="Rounds in which devices are measured first.")] = 8,
+    rounds: Rounds = None,
+    seed: Annotated[int | None, typer.Option(help="The seed of everything that is drawn.")] = None,
+    set_: Set = None,
+    data_dir: DataDir = None,
+    out: Out = None,
+    empty: Annotated[int | None, typer.Option(help="Only measure so many rounds with nothing in them.")] = None,
+) -> None:
+    """Run a real federation in network namespaces on this machine (Linux, root), beside the simulator's prediction."""
+    from whalefl.cli import testbed as bed
+
+    if empty is not None:
+        bed.empty_rounds(empty)
+        return
+    options = {"rounds": rounds, "seed": seed, **_places(None, data_dir)}
+    bed.testbed(task, config, set_ or [], options, methods, cores, repeats, gauge_rounds, out)

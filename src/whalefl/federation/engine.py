@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -9,11 +10,15 @@ import torch
 
 from whalefl.federation.local_training import train_stack
 from whalefl.federation.orders import Order, Outcome
-from whalefl.federation.stacks import Key, Precision, Stack, arrange, collect, load, stack_key
+from whalefl.federation.stacks import LARGEST, Key, Precision, Stack, arrange, collect, load, stack_key
 from whalefl.federation.training import Training
 from whalefl.subnet.aggregation import PartialSums
 from whalefl.subnet.slicing import Weights
 from whalefl.tasks.task import Task
+
+# By default a GPU takes work from 8 queues, and streams that share one wait for each other. This has to be said before
+# the GPU is first used.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 class Engine(Protocol):
@@ -21,26 +26,26 @@ class Engine(Protocol):
 
     def train(self, weights: Weights, orders: Sequence[Order]) -> tuple[PartialSums, list[Outcome]]: ...
 
-
-SIZES = (8, 7, 6, 5, 4, 3, 2, 1)
-"""How many narrow slices share a stack on a processor: more would leave its caches."""
+    def close(self) -> None:
+        """Give back whatever the engine holds beside memory."""
 
 
 class PlainEngine:
     """One stack after another in this process; it works where the task's data lies.
 
-    `sizes` are those of its stacks; with (1,) it trains one device after another.
+    Its stacks hold at most `largest` narrow slices; with 1 it trains one device after another.
     """
 
-    def __init__(
-        self, task: Task, training: Training, precision: Precision = "fp32", sizes: Sequence[int] = SIZES
-    ) -> None:
-        self.task, self.training, self.precision, self.sizes = task, training, precision, sizes
+    def __init__(self, task: Task, training: Training, precision: Precision = "fp32", largest: int = LARGEST) -> None:
+        self.task, self.training, self.precision, self.largest = task, training, precision, largest
         self._stacks: dict[Key, Stack] = {}
+
+    def close(self) -> None:
+        """There is nothing to give back."""
 
     def train(self, weights: Weights, orders: Sequence[Order]) -> tuple[PartialSums, list[Outcome]]:
         sums = PartialSums(self.task.axes, self.task.train.inputs.device)
-        return sums, self.train_groups(weights, arrange(self.task, orders, self.sizes), sums)
+        return sums, self.train_groups(weights, arrange(self.task, orders, self.largest), sums)
 
     def train_groups(self, weights: Weights, groups: Sequence[Sequence[Order]], sums: PartialSums) -> list[Outcome]:
         """Train these groups of orders and add their slices to the sums."""

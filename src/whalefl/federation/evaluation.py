@@ -21,7 +21,8 @@ from whalefl.tasks.layers import StaticBatchNorm
 from whalefl.tasks.partition import Share
 from whalefl.tasks.task import Task
 
-_CHUNK = 1000  # samples in one forward pass
+_CALIBRATION = 1000  # samples in one forward pass that gathers statistics
+_SCORING = {"cpu": 100, "cuda": 5000}  # samples in one forward pass that scores: as many as a cache or a GPU likes
 _LOGITS = 2**27  # logits in one forward pass, which for texts are the larger limit
 
 
@@ -89,7 +90,7 @@ def evaluate(task: Task, model: nn.Module, weights: Weights, calibration: NDArra
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
         samples = calibration_samples(task, calibration)
-        gather_statistics(model, lambda: _chunks(task, samples))
+        gather_statistics(model, lambda: _chunks(task, samples, _CALIBRATION))
         return score(task, model)
 
 
@@ -112,7 +113,7 @@ def score(task: Task, model: nn.Module) -> Score:
     device, start = task.test.inputs.device, 0
     totals: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=device))
     with torch.no_grad():
-        for inputs in _chunks(task, task.test.inputs):
+        for inputs in _chunks(task, task.test.inputs, _SCORING.get(device.type, _CALIBRATION)):
             targets = task.test.targets[start : start + len(inputs)].flatten()
             start += len(inputs)
             logits = model(inputs).flatten(0, -2)
@@ -180,9 +181,9 @@ def batch_norms(model: nn.Module) -> list[tuple[str, StaticBatchNorm]]:
     return [(name, module) for name, module in model.named_modules() if isinstance(module, StaticBatchNorm)]
 
 
-def _chunks(task: Task, inputs: Tensor) -> Iterator[Tensor]:
-    """The prepared inputs in pieces whose logits fit into memory."""
+def _chunks(task: Task, inputs: Tensor, most: int) -> Iterator[Tensor]:
+    """The prepared inputs in pieces of at most so many samples, whose logits fit into memory."""
     predictions = task.test.targets[0].numel()
-    size = max(1, min(_CHUNK, _LOGITS // (predictions * task.classes)))
+    size = max(1, min(most, _LOGITS // (predictions * task.classes)))
     for start in range(0, len(inputs), size):
         yield task.prepare(inputs[start : start + size])

@@ -3,28 +3,32 @@
 Every device of a round trains in a slot: a stack of one whose step was recorded once as a CUDA graph. Slots of the
 same shape are interchangeable, so any mix of levels is a choice of slots; and slots replay on streams of their own, so
 the small kernels of many devices overlap. (Stacks of several, which help a processor, do not help here: grouped
-convolutions take longer than the single ones side by side.) What a round needs is copied in before it starts and read
-back once when it ends; in between the processor only starts replays.
+convolutions take longer than the single ones side by side.) The weights of a slot lie in one flat buffer, so that a
+slice comes and goes in one operation. What a round needs is copied in before it starts and read back once when it
+ends; in between the processor only starts replays.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
 
 from whalefl.errors import require_one_of
 from whalefl.federation.engine import use_precision
 from whalefl.federation.orders import Order, Outcome
-from whalefl.federation.stacks import PRECISIONS, Key, Precision, Stack, collect, load, stack_key
+from whalefl.federation.stacks import PRECISIONS, Key, Precision, Stack, stack_key
 from whalefl.federation.training import Training
-from whalefl.subnet.aggregation import PartialSums
-from whalefl.subnet.slicing import Weights
-from whalefl.tasks.task import Task
+from whalefl.subnet.aggregation import PartialSums, by_plan, counting_mask, split_flat
+from whalefl.subnet.slicing import Weights, plan_index, plan_key
+from whalefl.tasks.task import Shape, Task
 
 _STREAMS = 20
 _WARM_UP = 3  # steps before recording, in which libraries choose their algorithms
+_REMEMBERED = 32  # plans
 
 Placed = Sequence[tuple["Slot", Order]]
 
@@ -35,22 +39,28 @@ class GraphEngine:
     def __init__(self, task: Task, training: Training, precision: Precision = "tf32") -> None:
         require_one_of("precision", precision, PRECISIONS)
         self.task, self.training, self.precision = task, training, precision
+        self.place = task.train.inputs.device
         self._slots: dict[Key, list[Slot]] = defaultdict(list)
+        self._positions: dict[tuple[bytes, ...], Tensor] = {}
         self._streams = [torch.cuda.Stream() for _ in range(_STREAMS)]  # type: ignore[no-untyped-call]
         use_precision(precision)
+
+    def close(self) -> None:
+        """There is nothing to give back."""
 
     def train(self, weights: Weights, orders: Sequence[Order]) -> tuple[PartialSums, list[Outcome]]:
         # The widest take longest, so they start first.
         placed = self._place(sorted(orders, key=lambda order: (order.level, order.device)))
-        loads = [(slot.stack, [order]) for slot, order in placed]
         torch.cuda.manual_seed(orders[0].noise_seed)
-        load(self.task.axes, weights, loads)
+        batches = list(self._load(weights, placed))
         self._replay(placed)
-        sums = PartialSums(self.task.axes, self.task.train.inputs.device)
-        collect(sums, loads)
-        results = torch.stack([stack.results for stack, _ in loads]).cpu()  # the only wait of a round
-        outcomes = [stack.outcomes(own, row) for (stack, own), row in zip(loads, results, strict=True)]
-        return sums, [outcome for of_one in outcomes for outcome in of_one]
+        sums = self._collect(batches, placed)
+        results = torch.stack([slot.stack.results for slot, _ in placed]).cpu()  # the only wait of a round
+        return sums, [
+            outcome
+            for (slot, order), own in zip(placed, results, strict=True)
+            for outcome in slot.stack.outcomes([order], own)
+        ]
 
     def _place(self, orders: Sequence[Order]) -> Placed:
         """A slot for each order; new ones are recorded where none is free."""
@@ -59,11 +69,47 @@ class GraphEngine:
         for order in orders:
             key = stack_key(order)
             if taken[key] == len(self._slots[key]):
-                stack = Stack(self.task, self.training, order, 1, self.precision)
-                self._slots[key].append(Slot(stack, order))
+                self._slots[key].append(Slot(self.task, self.training, self.precision, order))
             placed.append((self._slots[key][taken[key]], order))
             taken[key] += 1
         return placed
+
+    def _load(self, weights: Weights, placed: Placed) -> Iterator[Nested]:
+        """Copy slices and orders in; whatever the sums will need is sent along, since sending later would wait."""
+        whole = torch.cat([weights[name].flatten() for name in self.task.axes.shapes])
+        for places in by_plan(self.task.axes, [order.contribution for _, order in placed]):
+            members = [placed[place] for place in places]
+            nested = Nested([slot for slot, _ in members], self._position(*members[0]), self._shares(members))
+            for slot, order in members:
+                torch.index_select(whole, 0, nested.position, out=slot.flat)
+                slot.stack.begin([order])
+            yield nested
+
+    def _position(self, slot: Slot, order: Order) -> Tensor:
+        """Where each number of a slot's flat buffer lies among all numbers of the model."""
+        axes = self.task.axes
+        key = plan_key(axes, order.plan)
+        if key not in self._positions:
+            if len(self._positions) >= _REMEMBERED:
+                self._positions.pop(next(iter(self._positions)))
+            whole = split_flat(axes, torch.arange(axes.count, device=self.place))
+            index = plan_index(axes, order.plan)
+            self._positions[key] = torch.cat([_rows(whole[name][index[name]]).flatten() for name in slot.spans])
+        return self._positions[key]
+
+    def _shares(self, members: Placed) -> dict[str, Tensor]:
+        """By how much each device's rows of a parameter count, where that is not 1 for all of them."""
+        shares: dict[str, Tensor] = {}
+        axes, contributions = self.task.axes, [order.contribution for _, order in members]
+        weights = torch.tensor([contribution.weight for contribution in contributions], dtype=torch.float64)
+        for name, shape in axes.shapes.items():
+            masks = [counting_mask(axes, name, contribution) for contribution in contributions]
+            scale = weights.view(-1, *[1] * len(shape))
+            if masks[0] is not None:
+                shares[name] = scale * torch.stack([mask for mask in masks if mask is not None])
+            elif any(contribution.weight != 1 for contribution in contributions):
+                shares[name] = scale
+        return {name: share.to(self.place) for name, share in shares.items()}
 
     def _replay(self, placed: Placed) -> None:
         main = torch.cuda.current_stream()
@@ -77,14 +123,59 @@ class GraphEngine:
         for stream in self._streams:
             main.wait_stream(stream)
 
+    def _collect(self, batches: Sequence[Nested], placed: Placed) -> PartialSums:
+        """The sum of all slices: first of those with the same plan, then into the whole model."""
+        sums = PartialSums(self.task.axes, self.place)
+        for nested in batches:
+            copies = torch.stack([slot.flat for slot in nested.slots])
+            total = copies.sum(dim=0, dtype=torch.float64)
+            for name, share in nested.shares.items():
+                start, stop, shape = nested.slots[0].spans[name]
+                own = copies[:, start:stop].view(len(copies), *shape)
+                total[start:stop] = (own * share).sum(dim=0).flatten()
+            sums.flat.index_add_(0, nested.position, total)
+        sums.contributions = [order.contribution for _, order in placed]
+        return sums
+
+
+@dataclass(frozen=True, eq=False)
+class Nested:
+    """Slots that train the same slice: where it lies in the model, and how their rows count."""
+
+    slots: Sequence[Slot]
+    position: Tensor
+    shares: Mapping[str, Tensor]
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """A convolution's weights with their channels last, which is how the GPU's matrix units want them."""
+    return tensor.permute(0, 2, 3, 1) if tensor.ndim == 4 else tensor
+
 
 class Slot:
-    """A stack and its recorded steps: one that measures Fisher information, one that does not."""
+    """A stack of one, its weights in one flat buffer, and its recorded steps: with a Fisher measurement, and without.
 
-    def __init__(self, stack: Stack, order: Order) -> None:
-        self.stack = stack
+    `spans` says which part of the buffer is which parameter, and its shape there.
+    """
+
+    def __init__(self, task: Task, training: Training, precision: Precision, order: Order) -> None:
+        model = task.build(Shape.of(order.plan, order.width)).to(task.train.inputs.device)
+        self.flat = torch.cat([_rows(p.detach()).flatten() for p in model.parameters()])
+        self.spans = self._move(model)
+        self.stack = Stack(task, training, order, 1, precision, model)
         self._plain = self._record(order, measured=False)
         self._measured = self._record(order, measured=True) if order.fisher_steps else self._plain
+
+    def _move(self, model: nn.Module) -> dict[str, tuple[int, int, torch.Size]]:
+        """Let the model's parameters be views of the flat buffer."""
+        spans, start = {}, 0
+        for name, parameter in model.named_parameters():
+            stop, shape = start + parameter.numel(), _rows(parameter).shape
+            view = self.flat[start:stop].view(shape)
+            parameter.data = view.permute(0, 3, 1, 2) if view.ndim == 4 else view
+            spans[name] = (start, stop, shape)
+            start = stop
+        return spans
 
     def _record(self, order: Order, measured: bool) -> torch.cuda.CUDAGraph:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -23,6 +23,7 @@ from whalefl.federation.rounds import (
     close_round,
     open_round,
 )
+from whalefl.federation.stacks import resident
 from whalefl.federation.training import Training
 from whalefl.fleet.devices import Device, Fleet
 from whalefl.fleet.latency import LatencySettings, Workload
@@ -94,7 +95,7 @@ def simulate(
 def rounds_of(federation: Federation, settings: Settings, engine: Engine) -> Iterator[Round]:
     """Train an assembled federation; yields every round as it ends."""
     task, calibration = federation.task, federation_calibration(federation, settings)
-    model = task.build(task.full).to(task.train.inputs.device)
+    model = resident(task.build(task.full), task.train.inputs.device)
     state = first_state(federation)
     while not finished(settings, state):
         opened = open_round(federation, state)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from math import prod
+from math import ceil, prod
 from typing import Literal
 
 import numpy as np
@@ -34,6 +34,9 @@ _ALIGNED = 16  # bytes
 NARROW = 1 / 8
 """Slices of this width and below are trained side by side."""
 
+LARGEST = 8
+"""So many of them at most: more would leave the caches of a core."""
+
 Key = tuple[object, ...]
 
 
@@ -43,22 +46,21 @@ def stack_key(order: Order) -> Key:
     return (*sizes, order.width, order.batches.shape, order.fisher_draws.shape, order.labels is None)
 
 
-def arrange(task: Task, orders: Sequence[Order], sizes: Sequence[int]) -> list[list[Order]]:
-    """Orders in groups that train as one stack each, of the given sizes (which fall, down to 1); wide ones alone.
+def arrange(task: Task, orders: Sequence[Order], largest: int = LARGEST) -> list[list[Order]]:
+    """Orders in groups that train as one stack each: narrow slices of one shape together, wide ones alone.
 
     The groups follow from the orders alone, not from their sequence nor from who carries them out. They come widest
-    first, since those take longest.
+    first, since those take longest. If one stack is not enough, there is an even number of about equal ones.
     """
     alike: dict[Key, list[Order]] = defaultdict(list)
     for order in sorted(orders, key=lambda order: (order.level, order.device)):
         narrow = task.stack is not None and order.width <= NARROW
         alike[(*stack_key(order), order.fisher_steps, None if narrow else order.device)].append(order)
     groups = []
-    for waiting in alike.values():
-        while waiting:
-            size = next(size for size in sizes if size <= len(waiting))
-            groups.append(waiting[:size])
-            del waiting[:size]
+    for same in alike.values():
+        count = 1 if len(same) <= largest else 2 * ceil(len(same) / (2 * largest))
+        ends = [len(same) * (number + 1) // count for number in range(count)]
+        groups += [same[start:end] for start, end in zip([0, *ends], ends, strict=False)]
     return groups
 
 
@@ -176,7 +178,11 @@ class Stack:
 def _build(task: Task, order: Order, copies: int, place: torch.device) -> nn.Module:
     shape = Shape.of(order.plan, order.width)
     model = task.build(shape) if copies == 1 or task.stack is None else task.stack(shape, copies)
-    # Images with their channels last are what the matrix units of processors and GPUs alike want.
+    return resident(model, place)
+
+
+def resident(model: nn.Module, place: torch.device) -> nn.Module:
+    """A model on a device, its images with their channels last: what processors and GPUs alike are fast with."""
     return model.to(place).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 

@@ -7,6 +7,7 @@ MNIST at five widths. Another model is placed on a device's curve by its FLOPs.
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -49,12 +50,16 @@ def measured_times() -> dict[str, dict[float, float]]:
 
 
 def seconds_per_sample(kind: str, flops: float) -> float:
-    """The training time per sample of a model with this many FLOPs on a kind of device.
-
-    Piecewise linear through the five measured points, proportional beyond the widest, flat below the narrowest
-    (small models are slower per FLOP).
-    """
+    """The training time per sample of a model with this many FLOPs on a kind of device."""
     points = sorted((REFERENCE_FLOPS[width], seconds) for width, seconds in measured_times()[kind].items())
+    return on_curve(points, flops)
+
+
+def on_curve(points: Sequence[tuple[float, float]], flops: float) -> float:
+    """Piecewise linear through measured points (FLOPs, seconds per sample), given in rising order.
+
+    Proportional beyond the widest, flat below the narrowest: small models are slower per FLOP.
+    """
     x, y = zip(*points, strict=True)
     if flops > x[-1]:
         return float(y[-1] * flops / x[-1])
@@ -67,7 +72,9 @@ class DeviceGroup:
 
     What is left out is taken from the measured kind. `slowdown` makes a device that is so many times slower than
     its kind; `widest_level` caps what an adaptive policy may choose; `fixed_level` is what a fixed one assigns;
-    `trace` is a CSV file (`time_s,mbps`) that replaces the weather's links.
+    `trace` is a CSV file (`time_s,mbps`) that replaces the weather's links. `curve` holds pairs of FLOPs and seconds
+    per sample that were measured on the device itself and replace those of its kind; `overhead_s` is added to every
+    round (messages, processes), whatever its size.
     """
 
     kind: str
@@ -78,6 +85,8 @@ class DeviceGroup:
     power_w: float | None = None
     memory_mb: float | None = None
     trace: str | None = None
+    curve: tuple[tuple[float, float], ...] | None = None
+    overhead_s: float = 0.0
 
     def __post_init__(self) -> None:
         require_one_of("kind", self.kind, KINDS)
@@ -90,6 +99,11 @@ class DeviceGroup:
             require_finite_number("power_w", self.power_w, least=0)
         if self.memory_mb is not None:
             require_finite_number("memory_mb", self.memory_mb, above=0)
+        require_finite_number("overhead_s", self.overhead_s, least=0)
+        if self.curve is not None:
+            flops = [point[0] for point in self.curve]
+            rising = bool(flops) and flops == sorted(set(flops)) and all(number > 0 for p in self.curve for number in p)
+            require(rising, "curve", self.curve, "pairs of FLOPs and seconds above 0, the FLOPs rising")
 
 
 @dataclass(frozen=True)
@@ -104,10 +118,13 @@ class Device:
     power_w: float
     memory_mb: float
     trace: str | None
+    curve: tuple[tuple[float, float], ...] | None = None
+    overhead_s: float = 0.0
 
     def computing_s(self, flops: float, samples: float) -> float:
         """The seconds to train on this many samples of a model with this many FLOPs each, without other load."""
-        return seconds_per_sample(self.kind, flops) * samples * self.slowdown
+        known = seconds_per_sample(self.kind, flops) if self.curve is None else on_curve(self.curve, flops)
+        return known * samples * self.slowdown
 
 
 @dataclass(frozen=True)
@@ -140,4 +157,6 @@ def _device(index: int, group: DeviceGroup) -> Device:
         power_w=group.power_w if group.power_w is not None else _POWER_W[group.kind],
         memory_mb=group.memory_mb if group.memory_mb is not None else _MEMORY_MB[group.kind],
         trace=group.trace,
+        curve=group.curve,
+        overhead_s=group.overhead_s,
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, log
 from statistics import mean, median, stdev
+from typing import Literal
 
 from whalefl.report.summary import RunSummary
 
@@ -58,35 +59,42 @@ def _row(label: str, by_seed: Mapping[int, RunSummary], reference: Mapping[int, 
         has_target=all(run.has_target for run in runs),
         seeds=len(runs),
         reached=len(reached),
-        time_s=_median(runs, [run.time_s if run.reached_s is None else run.reached_s for run in runs]),
-        rounds=_median(runs, [run.rounds if run.reached_round is None else run.reached_round for run in runs]),
+        time_s=censored_median(runs, [spent(run) for run in runs]),
+        rounds=censored_median(runs, [spent(run, "rounds") for run in runs]),
         speedup=geometric_mean(known),
         pairs=len(known),
         speedup_range=(min(r.value for r in known), max(r.value for r in known)) if known else None,
         final_accuracy=mean(accuracies),
         spread=stdev(accuracies) if len(accuracies) > 1 else 0.0,
         mean_share=mean(run.mean_share for run in runs),
-        energy_j=_median(runs, [run.energy_j for run in runs]),
-        bytes_sent=_median(runs, [float(run.bytes_sent) for run in runs]),
+        energy_j=censored_median(runs, [run.energy_j for run in runs]),
+        bytes_sent=censored_median(runs, [float(run.bytes_sent) for run in runs]),
     )
 
 
-def _median(runs: Sequence[RunSummary], values: Sequence[float]) -> Bounded:
+def censored_median(runs: Sequence[RunSummary], values: Sequence[float]) -> Bounded:
     """The median; a bound if it would be another one had the runs that never reached the target gone on."""
     at_least = median(values)
     at_most = median(inf if run.censored else value for run, value in zip(runs, values, strict=True))
     return Bounded(at_least, "" if at_least == at_most else "≥")
 
 
-def paired_ratio(reference: RunSummary, run: RunSummary) -> Bounded | None:
+Unit = Literal["seconds", "rounds"]
+
+
+def paired_ratio(reference: RunSummary, run: RunSummary, unit: Unit = "seconds") -> Bounded | None:
     """How many times sooner `run` reached the target than `reference` did with the same seed."""
     if reference.reached_s is None and run.reached_s is None:
         return None
-    if reference.reached_s is None:
-        return Bounded(reference.time_s / (run.reached_s or 1.0), "≥")
-    if run.reached_s is None:
-        return Bounded(reference.reached_s / run.time_s, "≤")
-    return Bounded(reference.reached_s / run.reached_s)
+    sign = "≥" if reference.reached_s is None else "≤" if run.reached_s is None else ""
+    return Bounded(spent(reference, unit) / spent(run, unit), sign)
+
+
+def spent(run: RunSummary, unit: Unit = "seconds") -> float:
+    """The virtual seconds or rounds until the target; those of the whole run if it was not reached."""
+    if unit == "rounds":
+        return run.rounds if run.reached_round is None else run.reached_round
+    return run.time_s if run.reached_s is None else run.reached_s
 
 
 def geometric_mean(ratios: Sequence[Bounded]) -> Bounded | None:

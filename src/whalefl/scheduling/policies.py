@@ -122,14 +122,14 @@ def fixed() -> Policy:
     return FunctionPolicy(lambda _a, profile, _c, times, _w: min(profile.fixed_level, len(times)), name="fixed")
 
 
-def uniform(seed: int) -> Policy:
-    """Every device draws its level anew every round, uniformly within its cap: a control."""
+def uniform(seed: int, once: bool = False) -> Policy:
+    """Every device draws its level uniformly within its cap, anew every round or once for all: controls."""
 
     def draw(announcement: Announcement, profile: Profile, _c: Conditions, times: LevelTimes, _w: Window) -> int:
-        rng = stream(seed, "random level", profile.device, announcement.round)
+        rng = stream(seed, "random level", profile.device, 0 if once else announcement.round)
         return int(rng.integers(min(profile.widest_level, len(times)), len(times) + 1))
 
-    return FunctionPolicy(draw, name="random")
+    return FunctionPolicy(draw, name="random-once" if once else "random")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -36,13 +37,15 @@ def counting_mask(axes: Axes, name: str, contribution: Contribution) -> Tensor |
 
 
 class PartialSums:
-    """Running sums of the slices that have arrived. Several of them can be merged."""
+    """Running sums of the slices that have arrived, parameter by parameter in one `flat` piece of memory.
 
-    def __init__(self, axes: Axes, device: torch.device | str = "cpu") -> None:
+    Several of them can be merged.
+    """
+
+    def __init__(self, axes: Axes, device: torch.device | str = "cpu", flat: Tensor | None = None) -> None:
         self.axes = axes
-        self.sums = {
-            name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in axes.shapes.items()
-        }
+        self.flat = torch.zeros(axes.count, dtype=torch.float64, device=device) if flat is None else flat
+        self.sums = split_flat(axes, self.flat)
         self.contributions: list[Contribution] = []
 
     def add(self, contribution: Contribution, piece: Weights) -> None:
@@ -72,8 +75,7 @@ class PartialSums:
         return copies[0] if len(copies) == 1 else copies.sum(dim=0, dtype=torch.float64)
 
     def merge(self, other: PartialSums) -> None:
-        for name, total in other.sums.items():
-            self.sums[name] += total
+        self.flat += other.flat
         self.contributions.extend(other.contributions)
 
     @torch.no_grad()
@@ -83,11 +85,15 @@ class PartialSums:
         eq:HeteroFLaggre1 and eq:aggre: W_g = W_g^P u U_{p=2..P} (W_g^{p-1} \ W_g^p), where each region is the mean
         over the devices whose slice contains it. Written per coordinate: w_c = (1/|M_c|) sum_{m in M_c} w_{m,c}.
         """
-        new = {}
-        for name, old in weights.items():
-            count = counts[name].to(old.device)
-            new[name] = torch.where(count > 0, self.sums[name] / count, old.double()).to(old.dtype)
-        return new
+        old = torch.cat([weights[name].flatten() for name in self.sums])
+        count = torch.cat([counts[name].flatten() for name in self.sums]).to(old.device)
+        return split_flat(self.axes, torch.where(count > 0, self.flat / count, old.double()).to(old.dtype))
+
+
+def split_flat(axes: Axes, flat: Tensor) -> dict[str, Tensor]:
+    """The parameters of the whole model as views of one piece of memory that holds them one after another."""
+    parts = torch.split(flat, [prod(shape) for shape in axes.shapes.values()])
+    return {name: part.view(shape) for part, (name, shape) in zip(parts, axes.shapes.items(), strict=True)}
 
 
 def count_devices(
@@ -95,7 +101,7 @@ def count_devices(
 ) -> dict[str, Tensor]:
     """How many devices (or how much weight) trained each coordinate, from the plans alone."""
     # Float32 counts whole numbers up to 16 million exactly, at half the traffic of float64.
-    counts = {name: torch.zeros(shape, device=device) for name, shape in axes.shapes.items()}
+    counts = split_flat(axes, torch.zeros(axes.count, device=device))
     for group in by_plan(axes, contributions):
         members = [contributions[place] for place in group]
         for name, index in plan_index(axes, members[0].plan).items():

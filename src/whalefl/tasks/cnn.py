@@ -39,8 +39,17 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         bias = self.conv.bias if self.biased else None
-        x = self._convolve(x, self.conv.weight, bias, padding=1, groups=self.conv.groups)
+        if x.is_cuda and x.ndim == 4 and x.shape[1] == 1 and bias is None:
+            x = convolve_one_channel(x, self.conv.weight)
+        else:
+            x = self._convolve(x, self.conv.weight, bias, padding=1, groups=self.conv.groups)
         return F.relu(self._pool(self.norm(x)), inplace=True)
+
+
+def convolve_one_channel(x: Tensor, weight: Tensor) -> Tensor:
+    """A 3x3 convolution of grey images as a matrix product of their patches: the kernels for it are faster."""
+    patches = F.pad(x[:, 0], (1, 1, 1, 1)).unfold(1, 3, 1).unfold(2, 3, 1).flatten(3)
+    return F.linear(patches, weight.flatten(1)).permute(0, 3, 1, 2)
 
 
 class CNN(nn.Module):

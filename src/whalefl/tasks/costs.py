@@ -34,10 +34,11 @@ class LevelCost:
 
 def level_costs(task: Task, ladder: Ladder) -> tuple[LevelCost, ...]:
     """The cost of every level, widest first. Every extraction keeps as many indices as a prefix does."""
-    return tuple(_level_cost(task, level, ladder.width(level)) for level in ladder)
+    return tuple(level_cost(task, level, ladder.width(level)) for level in ladder)
 
 
-def _level_cost(task: Task, level: int, width: float) -> LevelCost:
+def level_cost(task: Task, level: int, width: float) -> LevelCost:
+    """The cost of one level."""
     shape = Shape.of(Prefix().plan(task.axes, width, 0, 0, 0), width)
     model = task.blank(shape)
     weights = {weight.untyped_storage()._cdata for weight in model.parameters()}

@@ -48,7 +48,8 @@ class StaticBatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.statistics is None:
-            return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
+            # Not F.batch_norm: on a GPU it takes a kernel that fills the device and keeps other streams waiting.
+            return torch.native_batch_norm(x, self.weight, self.bias, None, None, True, 0.0, self.eps)[0]
         mean, variance = self.statistics
         return F.batch_norm(x, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
 

@@ -1,0 +1,134 @@
+"""Write docs/performance.md from results/bench/*.json, so that no figure in it is typed by hand.
+
+python benchmarks/performance_page.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from whalefl.bench.memory import read_memory
+from whalefl.bench.results import read_results
+from whalefl.bench.tables import (
+    caption,
+    cells,
+    header,
+    machine_text,
+    markdown,
+    memory_caption,
+    memory_cells,
+    memory_header,
+    peer_cells,
+    peer_header,
+)
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "performance.md"
+RESULTS = ROOT / "results" / "bench"
+
+TEXT = """# How fast it is
+
+Written by `python benchmarks/performance_page.py` from the files that the commands below leave in `results/bench`.
+
+## What is measured
+A round: from the global model to the next one, all clients trained and averaged, nothing evaluated. Images are random,
+in the form of the data set, since the time does not depend on the pixels. Variants take turns (A, B, C, A, B, C, ...)
+within one process, so that a machine whose speed drifts is as unkind to one as to the other; the first turn warms up
+and is not counted. Seconds are medians with the smallest and largest; a ratio is the median over the turns, each
+against the same turn of the variant in the table's first line.
+
+The **floor** is the FLOPs of the round, counted by torch on the model at every width, over the rate of one large
+matrix product in the variant's precision (on a CPU on both cores), measured before every turn, of which the best
+counts. "Of the floor" is the floor over the median: at 100 % a round would be as fast as the hardware multiplies
+matrices, with nothing else to do. Small slices stay far from it: their operations are over sooner than they are
+started.
+
+| variant | what it is |
+|---|---|
+| `plain-loop` | the ordinary way: one client after another, new model objects, a DataLoader, two threads |
+| `plain` | the engine in this process, on one thread |
+| `workers`, `workers-bf16` | the engine in one pinned process for each of two cores |
+| `eager` | that engine on a GPU, one client after another |
+| `graphs`, `graphs-bf16` | the engine that replays recorded steps on a GPU |
+
+`plain-loop` is [benchmarks/plain_loop.py](../benchmarks/plain_loop.py). It is a yardstick: it has a model of its own
+and is not made faster.
+
+## On two cores
+`whalefl bench` ([cpu.json](../results/bench/cpu.json))
+
+{cpu}
+
+## Beside other simulators
+`python benchmarks/peers/run.py` ([peers.json](../results/bench/peers.json)): the same rounds in Flower's simulation
+and in pfl, each in an environment of its own, on the same two cores, with two workers of one thread. All contestants
+are started and kept, and train a round in turn. A peer's round is the time between two of its own callbacks, so its
+start is not counted. Flower runs its message API on Ray with one actor a core; pfl runs federated averaging on users
+in memory, with one process a core by torchrun. Both train a plain CNN of the same shape without the scaler, in fp32.
+`full` is 20 clients at width 1, `narrow` 100 clients at width 1/16; 10 iterations of 10.
+
+{peers}
+
+## On a GPU
+`whalefl bench --device cuda` ([gpu.json](../results/bench/gpu.json)). "Set-up" is what the first round took longer
+than the later ones: recording the steps. GPU memory is what the variant reserves beyond the data.
+
+{gpu}
+
+## Memory
+`whalefl bench --memory` ([memory.json](../results/bench/memory.json)): what a run takes at most beyond the process
+with its imports and data, as the proportional share of memory of it and its workers, read every 20 ms. Every run has
+the same number of clients in a round, and is a process of its own; nothing is evaluated.
+
+{memory}
+"""
+
+NOT_YET = "Not measured yet."
+
+
+def page(results: Path = RESULTS) -> str:
+    """The page over whatever has been measured so far."""
+    parts = {"cpu": _speed, "gpu": _speed, "memory": _memory, "peers": _peers}
+    texts = {name: _part(results / f"{name}.json", render) for name, render in parts.items()}
+    measured = {f"[{name}.json](../results/bench/{name}.json)": (results / f"{name}.json").exists() for name in parts}
+    text = TEXT.format(**texts)
+    for link, exists in measured.items():
+        if not exists:  # a link must lead somewhere
+            text = text.replace(f" ({link})", "")
+    return text
+
+
+def _part(path: Path, render: Callable[[Path], list[str]]) -> str:
+    return "\n\n".join(render(path)) if path.exists() else NOT_YET
+
+
+def _speed(path: Path) -> list[str]:
+    results = read_results(path)
+    blocks = [f"{machine_text(results[0].machine)}."]
+    for result in results:
+        blocks += [caption(result), markdown(header(result), cells(result))]
+    return blocks
+
+
+def _memory(path: Path) -> list[str]:
+    blocks = []
+    for result in read_memory(path):
+        blocks += [memory_caption(result), markdown(memory_header(), memory_cells(result))]
+    return blocks
+
+
+def _peers(path: Path) -> list[str]:
+    blocks = []
+    for result in json.loads(path.read_text(encoding="utf8"))["results"]:
+        versions = ", ".join(result["versions"].values())
+        blocks += [
+            f"{result['work']}: {versions}; {len(result['rows'][0]['seconds'])} counted rounds each.",
+            markdown(peer_header(result["rows"]), peer_cells(result["rows"])),
+        ]
+    return blocks
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf8")

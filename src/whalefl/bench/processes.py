@@ -1,0 +1,73 @@
+"""What Linux tells about processes: a process and its descendants, their memory, and who keeps the machine busy."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+_PROC = Path("/proc")
+
+
+def tree(pid: int) -> list[int]:
+    """A process and all its descendants."""
+    found = [pid]
+    with suppress(OSError):  # it has just ended
+        for thread in (_PROC / str(pid) / "task").iterdir():
+            for child in (thread / "children").read_text().split():
+                found += tree(int(child))
+    return found
+
+
+def tree_mb(pid: int) -> float:
+    """The proportional memory of a process and all its descendants; pages they share count once."""
+    total = 0
+    for member in tree(pid):
+        with suppress(OSError):
+            lines = (_PROC / str(member) / "smaps_rollup").read_text().splitlines()
+            total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total * 1024 / 1e6
+
+
+def tree_cpu_s(pid: int) -> float:
+    """The processor seconds that a process and all its living descendants have used."""
+    ticks = 0
+    for member in tree(pid):
+        with suppress(OSError):
+            fields = (_PROC / str(member) / "stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def machine_cpu_s() -> float:
+    """The processor seconds that the whole machine has been busy."""
+    user, nice, system, _idle, _waiting, *rest = (int(field) for field in _first_line().split()[1:])
+    return (user + nice + system + sum(rest[:3])) / os.sysconf("SC_CLK_TCK")
+
+
+def _first_line() -> str:
+    return (_PROC / "stat").read_text().splitlines()[0]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Tells how much of the machine others have used since it was started; what disturbed a measurement shows there."""
+
+    wall_s: float
+    machine_s: float
+    own_s: float
+
+    @classmethod
+    def start(cls) -> Watch | None:
+        """None where there is no Linux to ask."""
+        if not (_PROC / "stat").exists():
+            return None
+        return cls(perf_counter(), machine_cpu_s(), tree_cpu_s(os.getpid()))
+
+    def others(self) -> float:
+        """The share of the machine's processors that went to others."""
+        wall = perf_counter() - self.wall_s
+        theirs = machine_cpu_s() - self.machine_s - (tree_cpu_s(os.getpid()) - self.own_s)
+        return max(0.0, theirs / (wall * (os.cpu_count() or 1)))

@@ -1,0 +1,118 @@
+"""`whalefl reproduce`: carry out the runs of a table or figure that are missing, and write its page."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from whalefl.cli.options import repeating_command, words
+from whalefl.cli.progress import progress_of
+from whalefl.errors import require, require_one_of
+from whalefl.experiments.carrying import Place, carry_out_all
+from whalefl.experiments.catalogue import REPORTED, STUDIES, Study
+from whalefl.experiments.claims import write_claims
+from whalefl.experiments.costs import Costs, measured_costs
+from whalefl.experiments.pages import write_page
+from whalefl.experiments.plan import Entry, Request, plan
+from whalefl.experiments.protocol import TASKS
+from whalefl.experiments.status import write_status
+from whalefl.experiments.store import Store
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for on the command line."""
+
+    results: Path
+    work: Path
+    claims: Path | None
+    device: str | None
+    data_dir: Path | None
+    only_tasks: str | None
+    seeds: int | None
+    jobs: int
+    time_limit: float | None
+    commit: str | None
+
+
+def reproduce_study(name: str, options: Options, plan_only: bool, report_only: bool) -> None:
+    require_one_of("name", name, [*STUDIES, ALL])
+    require(options.jobs >= 1, "jobs", options.jobs, "at least 1")
+    if options.seeds is not None:
+        require(options.seeds >= 1, "seeds", options.seeds, "at least 1")
+    studies = REPORTED if name == ALL else (STUDIES[name],)
+    request = Request(
+        tasks=None if options.only_tasks is None else _tasks(options.only_tasks),
+        seeds=options.seeds,
+        device=options.device or "cpu",
+        data_dir=None if options.data_dir is None else str(options.data_dir),
+    )
+    store = Store(options.results)
+    entries = plan([c for s in studies for c in s.cells], store, measured_costs(store.folder), request)
+    if plan_only:
+        _print_plan(entries, options.jobs)
+        return
+    if not report_only:
+        _carry_out(entries, request, options)
+    _report(studies, store, options)
+
+
+def _tasks(text: str) -> tuple[str, ...]:
+    names = words("only-tasks", text)
+    for name in names:
+        require_one_of("only-tasks", name, [setting.task for setting in TASKS])
+    return tuple(names)
+
+
+def _carry_out(entries: Sequence[Entry], request: Request, options: Options) -> None:
+    command = repeating_command()
+    place = Place(options.results, options.work, options.jobs, options.time_limit, command, options.commit or _commit())
+    missing = [entry for entry in entries if not entry.done]
+    with progress_of({entry.run.name: entry.run.experiment for entry in missing}) as listener:
+        for number, run in enumerate(carry_out_all(missing, request, place, listener), start=1):
+            print(f"{number} of {len(missing)}  {run.experiment.task} {run.name}", flush=True)
+    left = sum(not Store(options.results).path(entry.run).exists() for entry in missing)
+    if left:
+        print(f"{left} runs are left for lack of time; the same command goes on with them")
+
+
+def _report(studies: Sequence[Study], store: Store, options: Options) -> None:
+    """The pages of these studies, and of all what is missing and what the paper's claims come to."""
+    for study in studies:
+        page = write_page(study, store, _whole_plan([study], store))
+        print(f"page            {page}")
+    write_status(store.folder, _whole_plan(REPORTED, store))
+    if options.claims is not None:
+        write_claims(options.claims, store)
+        print(f"claims          {options.claims}")
+
+
+def _whole_plan(studies: Sequence[Study], store: Store) -> list[Entry]:
+    return plan([cell for study in studies for cell in study.cells], store, Costs({}), Request())
+
+
+def _print_plan(entries: Sequence[Entry], jobs: int) -> None:
+    """One line a run; cells of lower priority further down."""
+    for number, entry in enumerate(entries, start=1):
+        state = "done" if entry.done else f"{entry.seconds:6.0f} s"
+        seed = entry.run.experiment.seed
+        label = entry.labels[0] if entry.labels else "needed by another run"
+        print(f"{number:4d}  {state:>8}  seed {seed:<3d}  {label}  ({entry.run.name})")
+    missing = [entry for entry in entries if not entry.done]
+    seconds = sum(entry.seconds for entry in missing)
+    together = f"about {seconds / jobs:.0f} s with {jobs} side by side"
+    print(f"{len(missing)} of {len(entries)} runs are missing: {seconds:.0f} s one after another, {together}")
+
+
+def _commit() -> str:
+    """The commit of the code, with a mark if files were changed since."""
+    folder = Path(__file__).parent
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

@@ -1,0 +1,90 @@
+"""What a study leaves for people: one page with its tables and pictures, and where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+from whalefl.experiments.catalogue import Study
+from whalefl.experiments.plan import Entry
+from whalefl.experiments.reading import metric_of
+from whalefl.experiments.store import Finished, Store
+from whalefl.experiments.tables import grid
+from whalefl.runs import write_atomic
+
+_READ_AS = (
+    "A target counts as reached at the end of the first round from which the mean of 5 evaluations is at or above it; "
+    "the first single evaluation at or above it stands beside. Times are virtual hours, medians over seeds; speed-ups "
+    "are geometric means of ratios with the same seed and weather, with 95 % bootstrap intervals. ≥ and ≤ (~: both) "
+    "mark bounds: some runs ended at the horizon before they reached the target. What is assumed: "
+    "[the protocol](../../docs/reproduction.md)."
+)
+
+
+def write_page(study: Study, store: Store, entries: Sequence[Entry]) -> Path:
+    """Write results/NAME/README.md and the pictures; `entries` are the runs that the study needs."""
+    folder = store.folder / study.name
+    folder.mkdir(parents=True, exist_ok=True)
+    finished = [run for entry in entries if (run := store.find(entry.run)) is not None]
+    sections = [
+        f"# {study.title}",
+        f"{study.text}\n\n{_READ_AS}",
+        *(table.markdown(store).rstrip() for table in study.tables),
+        *_pictures(study, store, folder),
+        _notes(study, store),
+        _state(entries),
+        _origin(study, finished),
+    ]
+    path = folder / "README.md"
+    write_atomic(path, ("\n\n".join(section for section in sections if section) + "\n").encode())
+    return path
+
+
+def _pictures(study: Study, store: Store, folder: Path) -> list[str]:
+    shown = []
+    for picture in study.pictures:
+        figure = picture.draw(store)
+        if figure is not None:
+            figure.savefig(folder / f"{picture.name}.png", dpi=110)
+            plt.close(figure)
+            shown.append(f"![{picture.caption}]({picture.name}.png)\n\n{picture.caption}")
+    return shown
+
+
+def _notes(study: Study, store: Store) -> str:
+    settings = {cell.setting.task: cell.setting for cell in study.cells if store.runs(cell)}
+    notes = [
+        f"- {setting.name}: its training times are extrapolated far beyond what was measured on the devices."
+        for setting in settings.values()
+        if setting.extrapolated
+    ]
+    if "wikitext2" in settings:
+        reading = {"accuracy": "masked positions", "accuracy_all": "all positions"}
+        metric = metric_of(store, settings["wikitext2"])
+        notes.append(
+            f"- Transformer@WikiText2: accuracy is that on {reading[metric]}, where FedAvg is nearest to 40.54 %."
+        )
+    if "cifar10" in settings:
+        notes.append("- CIFAR-10 from the compact files: 93 images are not exact.")
+    return "## Notes\n\n" + "\n".join(notes) if notes else ""
+
+
+def _state(entries: Sequence[Entry]) -> str:
+    missing = sum(not entry.done for entry in entries)
+    if not missing:
+        return ""
+    return f"{missing} of {len(entries)} runs were left out for lack of time; [STATUS.md](../STATUS.md) lists them."
+
+
+def _origin(study: Study, finished: Sequence[Finished]) -> str:
+    made = f"Made with\n\n    whalefl reproduce {study.name}"
+    if not finished:
+        return made
+    commits: dict[tuple[str, str], int] = {}
+    for run in finished:
+        key = (run.compact["commit"], run.compact["machine"])
+        commits[key] = commits.get(key, 0) + 1
+    rows = [("runs", "commit", "machine"), *((str(n), f"`{c}`", machine) for (c, machine), n in commits.items())]
+    return f"{made}\n\n" + grid(rows).rstrip()

@@ -1,0 +1,215 @@
+"""Pictures as values: which cells they show, drawn from compact metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+
+from whalefl.experiments.cells import Cell
+from whalefl.experiments.protocol import Setting
+from whalefl.experiments.reading import metric_of, speedup_over
+from whalefl.experiments.store import Finished, Store
+from whalefl.experiments.tables import Pair
+from whalefl.federation.methods import check_method
+from whalefl.report.compact import level_lines
+from whalefl.report.plots import median_curve
+from whalefl.report.summary import evaluated
+from whalefl.scheduling.replay import levels_of_line
+from whalefl.subnet.plans import EXTRACTIONS
+
+Curve = tuple[Sequence[float], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes: curves of several cells in one setting."""
+
+    title: str
+    setting: Setting
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Accuracies:
+    """Accuracy over virtual time: the median of the seeds, and a band from the lowest to the highest of them."""
+
+    name: str
+    caption: str
+    panels: tuple[Panel, ...]
+    columns: int = 4
+
+    def draw(self, store: Store) -> Figure | None:
+        shown = [panel for panel in self.panels if any(store.runs(cell) for cell in panel.cells)]
+        if not shown:
+            return None
+        columns = min(self.columns, len(shown))
+        rows = -(-len(shown) // columns)
+        figure, axes = plt.subplots(
+            rows, columns, figsize=(1 + 4.2 * columns, 3.8 * rows), squeeze=False, layout="constrained"
+        )
+        for axis in axes.flat[len(shown) :]:
+            axis.set_axis_off()
+        for axis, panel in zip(axes.flat, shown, strict=False):
+            _accuracies(axis, store, panel)
+        return figure
+
+
+def _accuracies(axis: Any, store: Store, panel: Panel) -> None:
+    metric = metric_of(store, panel.setting)
+    for color, cell in enumerate(panel.cells):
+        curves = [_accuracy_curve(run, metric) for run in store.runs(cell).values()]
+        curves = [curve for curve in curves if len(curve[0]) > 0]
+        if not curves:
+            continue
+        times, middle = median_curve(curves)
+        axis.plot(times, middle, color=f"C{color}", label=f"{cell.label} ({len(curves)})", linewidth=1.6)
+        if len(curves) > 1:
+            held = [np.asarray(v)[np.searchsorted(t, times, side="right") - 1] for t, v in curves]
+            axis.fill_between(times, np.min(held, axis=0), np.max(held, axis=0), color=f"C{color}", alpha=0.15)
+    axis.axhline(100 * panel.setting.target, color="grey", linestyle=":")
+    axis.set(title=panel.title, xlabel="virtual hours", ylabel="test accuracy (%)")
+    axis.legend(fontsize="small", loc="lower right")
+    axis.grid(alpha=0.3)
+
+
+def _accuracy_curve(run: Finished, metric: str) -> Curve:
+    points = evaluated(run.records(metric))
+    return [p["time_s"] / 3600 for p in points], [100 * p["accuracy"] for p in points]
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Speed-ups of pairs with their intervals, and the paper's numbers beside them."""
+
+    name: str
+    caption: str
+    pairs: tuple[Pair, ...]
+
+    def draw(self, store: Store) -> Figure | None:
+        found = [(pair, speedup_over(store, pair.reference, pair.cell)) for pair in self.pairs]
+        known = [(pair, ratio) for pair, ratio in found if ratio is not None and ratio.value is not None]
+        if not known:
+            return None
+        figure, axis = plt.subplots(figsize=(8, 1.2 + 0.36 * len(known)), layout="constrained")
+        for row, (pair, ratio) in enumerate(known):
+            assert ratio.value is not None
+            axis.plot(ratio.value.value, row, "o", color="C0")
+            if ratio.interval is not None:
+                axis.plot(ratio.interval, (row, row), color="C0", linewidth=2)
+            if ratio.value.sign:
+                axis.annotate(f" {ratio.value.sign}", (ratio.value.value, row), va="bottom")
+            if pair.paper is not None:
+                axis.plot(pair.paper, row, "x", color="C3")
+        axis.axvline(1.0, color="grey", linestyle=":")
+        axis.set_yticks(range(len(known)), [f"{pair.cell.setting.name}: {pair.name}" for pair, _ in known])
+        axis.invert_yaxis()
+        axis.set(xscale="log", xlabel="times sooner to the target (red x: the paper)")
+        for set_formatter in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
+            set_formatter("{x:g}x")
+        axis.grid(axis="x", alpha=0.3)
+        return figure
+
+
+@dataclass(frozen=True)
+class FisherAndSize:
+    """Fisher information and the size trained over time: three kinds of device, and all devices together."""
+
+    name: str
+    caption: str
+    cell: Cell
+    kinds: tuple[str, ...]
+
+    def draw(self, store: Store) -> Figure | None:
+        runs = [run for run in store.runs(self.cell).values() if run.compact["fisher"]]
+        if not runs:
+            return None
+        columns = len(self.kinds) + 1
+        figure, axes = plt.subplots(1, columns, figsize=(1 + 4.4 * columns, 3.8), layout="constrained")
+        for axis, kind in zip(axes, (*self.kinds, None), strict=True):
+            traces = [fisher_curve(run, kind or "all") for run in runs]
+            axis.plot(*median_curve(traces), color="C3", label="over the slice trained")
+            if kind is None:
+                units = [fisher_curve(run, "unit") for run in runs]
+                axis.plot(*median_curve(units), "--", color="C1", label="over the smallest slice in it")
+            axis.set(title=kind or "all devices", xlabel="virtual hours", yscale="log")
+            sizes = axis.twinx()
+            sizes.plot(*median_curve([share_curve(run, kind) for run in runs]), color="C0", alpha=0.7, label="size")
+            sizes.set_ylim(0, 105)
+            sizes.set_ylabel("share of the parameters trained (%)", color="C0")
+            axis.set_ylabel("Fisher information", color="C3")
+            axis.legend(loc="upper left", fontsize="small")
+        return figure
+
+
+def fisher_curve(run: Finished, column: str) -> Curve:
+    """Hours and Fisher information of one column of the compact metrics."""
+    fisher, times = run.compact["fisher"], run.compact["time_s"]
+    known = [(times[r - 1] / 3600, v) for r, v in zip(fisher["round"], fisher[column], strict=True) if v is not None]
+    return [t for t, _ in known], [v for _, v in known]
+
+
+def share_curve(run: Finished, kind: str | None, smooth: int = 10) -> Curve:
+    """Hours and the mean share of the parameters that a kind of device trained, over so many rounds at a time."""
+    records = run.records()
+    shares = [[100 * d["share"] for d in r["devices"] if kind in (None, d["kind"])] for r in records]
+    known = [(r["time_s"] / 3600, sum(s) / len(s)) for r, s in zip(records, shares, strict=True) if s]
+    values = np.array([value for _, value in known])
+    width = min(smooth, len(values))
+    kernel = np.ones(width)
+    counts = np.convolve(np.ones_like(values), kernel)[: len(values)]
+    return [t for t, _ in known], list(np.convolve(values, kernel)[: len(values)] / counts)
+
+
+@dataclass(frozen=True)
+class CoverageCurves:
+    """The quantities of the convergence theorem over time: regions trained, |M*|, and the share left untouched."""
+
+    name: str
+    caption: str
+    cells: tuple[Cell, ...]
+
+    def draw(self, store: Store) -> Figure | None:
+        if not any(store.runs(cell) for cell in self.cells):
+            return None
+        figure, axes = plt.subplots(1, 3, figsize=(14, 4), layout="constrained")
+        columns = ("regions", "least", "untouched")
+        titles = ("regions trained in a round (prefix only)", "|M*|", "share of the model untouched (%)")
+        for color, cell in enumerate(self.cells):
+            runs = list(store.runs(cell).values())
+            for axis, column in zip(axes, columns, strict=True):
+                curves = [curve for run in runs if (curve := coverage_curve(run, column)) is not None]
+                if curves:
+                    axis.plot(*median_curve(curves), color=f"C{color}", label=cell.label)
+        for axis, title in zip(axes, titles, strict=True):
+            axis.set(title=title, xlabel="virtual hours")
+            axis.grid(alpha=0.3)
+        axes[1].legend(fontsize="small")
+        return figure
+
+
+def coverage_curve(run: Finished, column: str) -> Curve | None:
+    """Hours and one quantity of the coverage; regions mean something for nested slices only."""
+    times = run.compact["time_s"]
+    if column == "regions":
+        if not nested(run):
+            return None
+        return [t / 3600 for t in times], regions(run)
+    coverage, scale = run.compact["coverage"], 100 if column == "untouched" else 1
+    return [times[r - 1] / 3600 for r in coverage["round"]], [scale * value for value in coverage[column]]
+
+
+def nested(run: Finished) -> bool:
+    """Whether slices of all devices and rounds lie inside each other."""
+    extraction, _ = check_method(run.run.experiment.method)
+    return EXTRACTIONS[extraction].nested
+
+
+def regions(run: Finished) -> list[float]:
+    """|S_r|: the regions S^P .. S^p that the widest slice of each round holds."""
+    levels = run.run.experiment.ladder.levels
+    return [float(levels - min(levels_of_line(line)) + 1) for line in level_lines(run.compact)]

@@ -1,0 +1,62 @@
+"""What all reported runs have in common: targets, horizons, seeds, and in which order they are worth having."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from whalefl.federation.methods import METHODS
+
+SEVEN = tuple(METHODS)
+"""The methods of the paper, FedAvg first."""
+
+PAIRS = (("whale", "heterofl"), ("whalerolex", "fedrolex"), ("whaledropout", "feddropout"))
+"""Each adaptive method and the fixed one it is an extension of."""
+
+LABELS = {
+    "fedavg": "FedAvg",
+    "heterofl": "HeteroFL",
+    "feddropout": "FedDropout",
+    "fedrolex": "FedRolex",
+    "whale": "WHALE",
+    "whaledropout": "WHALEDropout",
+    "whalerolex": "WHALERolex",
+}
+
+FIRST_TUNING_SEED = 100
+
+MOST_ROUNDS = 5000
+"""The horizon ends a run; this only keeps a round of no length from going on for ever."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A task as it is reported: the target accuracy, the virtual hours every method gets, the seeds, the tier.
+
+    Runs of a lower tier come first. `extrapolated` marks models far beyond what was measured on the devices.
+    """
+
+    task: str
+    name: str
+    target: float
+    hours: float
+    seeds: int
+    tier: int
+    sigma: int | None = None
+    extrapolated: bool = False
+
+    @property
+    def horizon_s(self) -> float:
+        return 3600 * self.hours
+
+
+MNIST = Setting("mnist", "CNN@MNIST", 0.85, 3.0, 10, 1, sigma=2)
+MNIST_5 = Setting("mnist", "CNN@MNIST, sigma 5", 0.90, 1.5, 5, 2, sigma=5)
+MNIST_10 = Setting("mnist", "CNN@MNIST, sigma 10", 0.95, 1.0, 5, 2, sigma=10)
+HAR = Setting("har", "CNN@HAR", 0.88, 1.0, 10, 2)
+CIFAR10 = Setting("cifar10", "ResNet18@CIFAR10", 0.70, 40.0, 3, 6, extrapolated=True)
+WIKITEXT2 = Setting("wikitext2", "Transformer@WikiText2", 0.37, 20.0, 3, 8, extrapolated=True)
+
+TASKS = (MNIST, CIFAR10, WIKITEXT2, HAR)
+"""In the order of the paper's tables."""
+
+SIGMAS = (MNIST, MNIST_5, MNIST_10)

@@ -1,0 +1,245 @@
+"""Tables as values: which cells they compare, against which of the paper's numbers, and their Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import mean, median
+
+from whalefl.experiments.cells import Cell
+from whalefl.experiments.protocol import Setting
+from whalefl.experiments.reading import Summaries, second_target, speedup_over, summaries
+from whalefl.experiments.store import Store
+from whalefl.report.comparison import Bounded, censored_median, spent
+from whalefl.report.statistics import Interval, Mean, Speedup, mean_of
+
+NOT_RUN = "not run yet"
+NONE = "-"
+
+
+@dataclass(frozen=True)
+class Hours:
+    """Time to a target of several methods in one setting, and how many times sooner than the first of them.
+
+    `second` reads the same runs against 95 % of what FedAvg reaches on the tuning seeds.
+    """
+
+    setting: Setting
+    cells: tuple[Cell, ...]
+    paper_hours: Mapping[str, float] = field(default_factory=dict)
+    paper_speedups: Mapping[str, float] = field(default_factory=dict)
+    second: bool = False
+
+    def markdown(self, store: Store) -> str:
+        target = second_target(store, self.setting) if self.second else self.setting.target
+        if target is None:
+            return f"### {self.setting.name}: second target\n\nThe tuning runs that it rests on are not run yet.\n"
+        what = " (95 % of FedAvg's final accuracy on the tuning seeds)" if self.second else ""
+        title = f"### {self.setting.name}: hours to {100 * target:.1f} %{what}\n"
+        sooner = f"times sooner than {self.cells[0].label} [95 %]"
+        header = (
+            "method",
+            *_beside(bool(self.paper_hours), "paper (h)", "ours (h)", "difference (h)"),
+            *("reached", "rounds", "first crossing (h)"),
+            *_beside(bool(self.paper_speedups), "paper", sooner, "difference"),
+            *("in rounds", "share trained", "round (s)"),
+        )
+        return title + "\n" + grid([header, *(self._row(store, cell, target) for cell in self.cells)])
+
+    def _row(self, store: Store, cell: Cell, target: float) -> tuple[str, ...]:
+        runs = summaries(store, cell, target)
+        hours = median_spent(runs, 3600) if runs else None
+        ratio = speedup_over(store, self.cells[0], cell, target)
+        paper_h, paper_x = (numbers.get(cell.method) for numbers in (self.paper_hours, self.paper_speedups))
+        times = _beside(
+            bool(self.paper_hours),
+            _number(paper_h, "{:.2f}"),
+            NOT_RUN if hours is None else hours.text(".2f"),
+            signed(_gap(hours, paper_h), "+.2f"),
+        )
+        factors = _beside(
+            bool(self.paper_speedups),
+            _number(paper_x, "{:.2f}x"),
+            speedup_text(ratio) if runs else "",
+            signed(_gap(None if ratio is None else ratio.value, paper_x), "+.2f"),
+        )
+        if not runs:
+            return (cell.label, *times, *[""] * 3, *factors, *[""] * 3)
+        return (
+            cell.label + _diverged(store, cell),
+            *times,
+            _reached(runs, cell),
+            median_rounds(runs).text(".0f"),
+            _crossing(runs),
+            *factors,
+            speedup_text(speedup_over(store, self.cells[0], cell, target, in_rounds=True)),
+            f"{100 * mean(run.mean_share for run in runs.values()):.0f} %",
+            f"{mean(run.time_s / run.rounds for run in runs.values()):.1f}",
+        )
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A method, the one it is compared with, and how many times sooner the paper says it is."""
+
+    name: str
+    cell: Cell
+    reference: Cell
+    paper: float | None = None
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Speed-ups of pairs, over tasks or weathers."""
+
+    title: str
+    pairs: tuple[Pair, ...]
+
+    def markdown(self, store: Store) -> str:
+        header = ("setting", "comparison", "paper", "ours [95 %]", "difference", "in rounds", "reached")
+        return f"### {self.title}\n\n" + grid([header, *(self._row(store, pair) for pair in self.pairs)])
+
+    def _row(self, store: Store, pair: Pair) -> tuple[str, ...]:
+        paper = NONE if pair.paper is None else f"{pair.paper:.2f}x"
+        ratio = speedup_over(store, pair.reference, pair.cell)
+        if ratio is None:
+            return (pair.cell.setting.name, pair.name, paper, NOT_RUN, "", "", "")
+        return (
+            pair.cell.setting.name,
+            pair.name,
+            paper,
+            speedup_text(ratio),
+            signed(_gap(ratio.value, pair.paper), "+.2f"),
+            speedup_text(speedup_over(store, pair.reference, pair.cell, in_rounds=True)),
+            " / ".join(_reached(summaries(store, cell), cell) for cell in (pair.cell, pair.reference)),
+        )
+
+
+@dataclass(frozen=True)
+class Finals:
+    """Final accuracies, and what an adaptive method gains over its fixed peer with the same seeds."""
+
+    title: str
+    cells: tuple[tuple[Cell, float | None], ...]
+    gains: tuple[Pair, ...] = ()
+
+    def markdown(self, store: Store) -> str:
+        rows = [("setting", "method", "paper", "ours [95 %]", "difference", "seeds")]
+        for cell, paper in self.cells:
+            found = final_of(store, cell)
+            rows.append(
+                (
+                    cell.setting.name,
+                    cell.label,
+                    NONE if paper is None else f"{100 * paper:.2f} %",
+                    NOT_RUN if found is None else percent(found),
+                    "" if found is None or paper is None else f"{100 * (found.value - paper):+.1f}",
+                    "" if found is None else str(found.seeds),
+                )
+            )
+        return f"### {self.title}\n\n" + grid(rows) + self._gains(store)
+
+    def _gains(self, store: Store) -> str:
+        if not self.gains:
+            return ""
+        rows = [("setting", "from => to", "paper (points)", "ours (points) [95 %]", "difference", "pairs")]
+        for pair in self.gains:
+            found = gain_of(store, pair.reference, pair.cell)
+            paper = None if pair.paper is None else 100 * pair.paper
+            rows.append(
+                (
+                    pair.cell.setting.name,
+                    pair.name,
+                    NONE if paper is None else f"{paper:+.2f}",
+                    NOT_RUN if found is None else f"{100 * found.value:+.2f}{_bracket(found.interval, 100, '+.2f')}",
+                    "" if found is None or paper is None else f"{100 * found.value - paper:+.2f}",
+                    "" if found is None else str(found.seeds),
+                )
+            )
+        return "\n" + grid(rows)
+
+
+def final_of(store: Store, cell: Cell) -> Mean | None:
+    """The mean final accuracy of a cell."""
+    return mean_of([run.final_accuracy for run in summaries(store, cell).values()])
+
+
+def gain_of(store: Store, reference: Cell, cell: Cell) -> Mean | None:
+    """The mean difference of final accuracies, seeds paired."""
+    below, above = summaries(store, reference), summaries(store, cell)
+    return mean_of([above[seed].final_accuracy - below[seed].final_accuracy for seed in above if seed in below])
+
+
+def median_spent(runs: Summaries, scale: float = 1.0) -> Bounded:
+    values = list(runs.values())
+    found = censored_median(values, [spent(run) for run in values])
+    return Bounded(found.value / scale, found.sign)
+
+
+def median_rounds(runs: Summaries) -> Bounded:
+    values = list(runs.values())
+    return censored_median(values, [spent(run, "rounds") for run in values])
+
+
+def speedup_text(found: Speedup | None) -> str:
+    """1.43x [1.30, 1.58]; where some seeds have no ratio, how many have one."""
+    if found is None:
+        return NOT_RUN
+    if found.value is None:
+        return f"neither reached ({found.seeds} seeds)"
+    pairs = f" ({found.pairs} of {found.seeds} pairs)" if found.pairs < found.seeds else ""
+    return found.value.text(".2f") + "x" + _bracket(found.interval, 1, ".2f") + pairs
+
+
+def percent(found: Mean) -> str:
+    return f"{100 * found.value:.2f} %{_bracket(found.interval, 100, '.2f')}"
+
+
+def signed(gap: Bounded | None, pattern: str) -> str:
+    return NONE if gap is None else gap.text(pattern)
+
+
+def _gap(ours: Bounded | None, paper: float | None) -> Bounded | None:
+    return None if ours is None or paper is None else Bounded(ours.value - paper, ours.sign)
+
+
+def _bracket(interval: Interval | None, scale: float, pattern: str) -> str:
+    if interval is None:
+        return ""
+    low, high = (format(scale * end, pattern) for end in interval)
+    return f" [{low}, {high}]"
+
+
+def _beside(known: bool, paper: str, ours: str, difference: str) -> tuple[str, ...]:
+    """The paper's number, ours and the difference; ours alone in a table for which the paper has no numbers."""
+    return (paper, ours, difference) if known else (ours,)
+
+
+def _number(value: float | None, pattern: str) -> str:
+    return NONE if value is None else pattern.format(value)
+
+
+def _reached(runs: Summaries, cell: Cell) -> str:
+    reached = sum(run.reached_s is not None for run in runs.values())
+    missing = len(cell.all_seeds) - len(runs)
+    return f"{reached} of {len(runs)}" + (f" ({missing} seeds not run)" if missing else "")
+
+
+def _crossing(runs: Summaries) -> str:
+    crossed = [run.crossed_s for run in runs.values() if run.crossed_s is not None]
+    if not crossed:
+        return NONE
+    few = f" ({len(crossed)} of {len(runs)})" if len(crossed) < len(runs) else ""
+    return f"{median(crossed) / 3600:.2f}{few}"
+
+
+def _diverged(store: Store, cell: Cell) -> str:
+    count = sum(run.diverged for run in store.runs(cell).values())
+    return f" ({count} diverged)" if count else ""
+
+
+def grid(rows: Sequence[Iterable[str]]) -> str:
+    """A Markdown table; the first row is its header."""
+    lines = [[text.replace("|", "\\|") for text in row] for row in rows]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

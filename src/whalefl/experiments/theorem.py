@@ -1,0 +1,51 @@
+"""The quantities of the convergence theorem as a table: how much of the model every round reaches, and by how many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+from whalefl.experiments.cells import Cell
+from whalefl.experiments.pictures import nested, regions
+from whalefl.experiments.reading import summaries
+from whalefl.experiments.store import Finished, Store
+from whalefl.experiments.tables import NONE, NOT_RUN, grid, median_spent, percent
+from whalefl.report.statistics import mean_of
+
+
+@dataclass(frozen=True)
+class CoverageTable:
+    """Means over rounds and seeds for each method, beside how soon it got there."""
+
+    title: str
+    cells: tuple[Cell, ...]
+
+    def markdown(self, store: Store) -> str:
+        header = ("method", "regions a round", "|M*|", "untouched", "rounds since trained", "hours", "final accuracy")
+        return f"### {self.title}\n\n" + grid([header, *(self._row(store, cell) for cell in self.cells)])
+
+    def _row(self, store: Store, cell: Cell) -> tuple[str, ...]:
+        runs, found = list(store.runs(cell).values()), summaries(store, cell)
+        finals = mean_of([run.final_accuracy for run in found.values()])
+        if not runs or finals is None:
+            return (cell.label, NOT_RUN, *[""] * 5)
+        return (
+            cell.label,
+            f"{mean_regions(runs):.2f}" if nested(runs[0]) else NONE,
+            f"{mean_coverage(runs, 'least'):.2f}",
+            f"{100 * mean_coverage(runs, 'untouched'):.1f} %",
+            f"{mean_coverage(runs, 'mean_age'):.1f}",
+            median_spent(found, 3600).text(".2f"),
+            percent(finals),
+        )
+
+
+def mean_regions(runs: Sequence[Finished]) -> float:
+    """|S_r|, mean over rounds and seeds."""
+    return mean(mean(regions(run)) for run in runs)
+
+
+def mean_coverage(runs: Sequence[Finished], key: str) -> float:
+    """A quantity of the coverage, mean over rounds and seeds."""
+    return float(mean(mean(run.compact["coverage"][key]) for run in runs))

@@ -1,0 +1,112 @@
+"""How sizes move over a run: early, in the middle and late; with Fisher information; and how unsteady accuracy is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+import numpy as np
+
+from whalefl.experiments.cells import Cell
+from whalefl.experiments.pictures import fisher_curve, share_curve
+from whalefl.experiments.reading import metric_of
+from whalefl.experiments.store import Finished, Store
+from whalefl.experiments.tables import NONE, NOT_RUN, grid
+from whalefl.report.statistics import Mean, mean_of
+from whalefl.report.summary import evaluated
+
+
+@dataclass(frozen=True)
+class TrajectoryTable:
+    """The share trained in each third of the virtual time, for some kinds of device and for all; then other cells."""
+
+    title: str
+    cell: Cell
+    kinds: tuple[str, ...]
+    others: tuple[Cell, ...] = ()
+
+    def markdown(self, store: Store) -> str:
+        header = (
+            "devices",
+            "share early",
+            "share in the middle",
+            "share late",
+            "rank correlation of size with the trace",
+            "with the trace of the smallest slice",
+            "mean step of accuracy from round to round (points)",
+        )
+        rows = [_row(store, self.cell, kind) for kind in self.kinds]
+        rows += [_row(store, cell, None) for cell in (self.cell, *self.others)]
+        return f"### {self.title}\n\n" + grid([header, *rows])
+
+
+def _row(store: Store, cell: Cell, kind: str | None) -> tuple[str, ...]:
+    runs = list(store.runs(cell).values())
+    name = kind or f"{cell.label}, all devices"
+    if not runs:
+        return (name, NOT_RUN, *[""] * 5)
+    thirds = [mean(part) for part in zip(*(shares_by_third(run, kind) for run in runs), strict=True)]
+    trace, unit = correlation(runs, kind, kind or "all"), correlation(runs, None, "unit") if kind is None else None
+    steps = unsteadiness(runs, metric_of(store, cell.setting))
+    return (
+        name,
+        *(f"{third:.0f} %" for third in thirds),
+        NONE if trace is None else f"{trace.value:+.2f}",
+        NONE if unit is None else f"{unit.value:+.2f}",
+        f"{100 * steps.value:.2f}" if kind is None and steps is not None else "",
+    )
+
+
+def shares_by_third(run: Finished, kind: str | None = None) -> tuple[float, float, float]:
+    """The mean share trained (%) in the first, second and last third of the virtual time."""
+    times, shares = share_curve(run, kind, smooth=1)
+    place = np.minimum((3 * np.asarray(times) / times[-1]).astype(int), 2)
+    early, middle, late = (
+        float(np.mean(np.asarray(shares)[place == third])) if (place == third).any() else float(shares[-1])
+        for third in range(3)
+    )
+    return early, middle, late
+
+
+def correlation(runs: Sequence[Finished], kind: str | None, column: str) -> Mean | None:
+    """The rank correlation over time between Fisher information and the share trained in the same rounds."""
+    found = []
+    for run in runs:
+        if run.compact["fisher"] is None:
+            continue
+        times, values = fisher_curve(run, column)
+        share_times, shares = share_curve(run, kind)
+        at = np.searchsorted(share_times, times, side="right") - 1
+        value = rank_correlation(values, list(np.asarray(shares)[at]))
+        if value is not None:
+            found.append(value)
+    return mean_of(found)
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Spearman's: the correlation of ranks, equal values sharing theirs; None where one side never changes."""
+    if len(first) < 2:
+        return None
+    ranks = [_ranks(values) for values in (first, second)]
+    if any(np.ptp(rank) == 0 for rank in ranks):
+        return None
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+def _ranks(values: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    array = np.asarray(values, dtype=np.float64)
+    _, inverse, counts = np.unique(array, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return ((ends - counts + 1 + ends) / 2)[inverse]
+
+
+def unsteadiness(runs: Sequence[Finished], metric: str = "accuracy") -> Mean | None:
+    """The mean change of accuracy from one evaluation to the next, up or down, in the second half of a run."""
+    found = []
+    for run in runs:
+        values = [point["accuracy"] for point in evaluated(run.records(metric))]
+        steps = np.abs(np.diff(values[len(values) // 2 :]))
+        if len(steps):
+            found.append(float(steps.mean()))
+    return mean_of(found)

@@ -1,0 +1,175 @@
+"""Tuning: the same number of settings for every method, on seeds and examples that no reported run reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import mean
+
+from whalefl.experiments.cells import Cell, Overrides, Table
+from whalefl.experiments.protocol import FIRST_TUNING_SEED, LABELS, SEVEN, Setting
+from whalefl.experiments.reading import TUNING_SEEDS, metric_of, second_target, tuning_setting
+from whalefl.experiments.store import Store
+from whalefl.experiments.tables import NOT_RUN, grid
+from whalefl.federation.methods import METHODS
+from whalefl.fleet.devices import KINDS
+from whalefl.report.comparison import Bounded, geometric_mean, spent
+from whalefl.report.summary import RunSummary
+
+LEARNING_RATES = {
+    "mnist": (0.01, 0.03, 0.1),
+    "har": (0.01, 0.03, 0.1),
+    "cifar10": (0.03, 0.1, 0.3),
+    "wikitext2": (0.03, 0.1, 0.3),
+}
+"""Three for every method; each is tried with both of the method's own variants."""
+
+LEVEL_MAPS = {"levels 1 2 3 4 5": (1, 2, 3, 4, 5), "levels 1 1 2 2 3": (1, 1, 2, 2, 3)}
+"""The fixed level of each kind of device, the fastest kind first."""
+
+MOST_SHARE = 0.7
+"""A WHALE setting that trains more of the model than this, on average, is FedAvg in disguise and does not count."""
+
+Variant = tuple[str, Overrides]
+
+
+def fixed_levels(levels: Sequence[int], key: str = "fixed_level") -> Overrides:
+    """The testbed with one level for each kind of device: the fixed one, or the widest an adaptive policy may take."""
+    groups = tuple(Table.of(kind=kind, **{key: level}) for kind, level in zip(KINDS, levels, strict=True))
+    return (("fleet.groups", groups),)
+
+
+def variants(method: str) -> tuple[Variant, ...]:
+    """The two variants of a method's own knob."""
+    match METHODS[method][1]:
+        case "full":
+            return tuple((f"K {k}", (("training.iterations", k),)) for k in (10, 5))
+        case "fixed":
+            return tuple((name, fixed_levels(levels)) for name, levels in LEVEL_MAPS.items())
+        case _:
+            rules = (("trace", "unit"), ("unit", "full"))
+            return tuple(
+                (f"Fisher {fisher}, reference {slice_}", whale_rule(fisher, slice_)) for fisher, slice_ in rules
+            )
+
+
+def whale_rule(fisher: str, reference: str) -> Overrides:
+    return (
+        ("whale.beta", 2.0),
+        ("whale.quantile", 0.5),
+        ("whale.fisher", fisher),
+        ("whale.se_reference", reference),
+    )
+
+
+def tuning_cells(setting: Setting) -> tuple[Cell, ...]:
+    """Every setting of every method that is tried on a task."""
+    return tuple(cell for method in SEVEN for cell in method_cells(setting, method))
+
+
+def method_cells(setting: Setting, method: str) -> tuple[Cell, ...]:
+    return tuple(
+        Cell(
+            tuning_setting(setting),
+            method,
+            f"{LABELS[method]}, lr {lr:g}, {name}",
+            overrides=(("evaluation.on", "validation"), ("training.lr", lr), *overrides),
+            seeds=TUNING_SEEDS,
+            first_seed=FIRST_TUNING_SEED,
+            tier=0,
+        )
+        for lr in LEARNING_RATES[setting.task]
+        for name, overrides in variants(method)
+    )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How a setting did on the tuning seeds. `counts` is whether it may win."""
+
+    cell: Cell
+    runs: tuple[RunSummary, ...]
+    diverged: int
+    counts: bool
+
+    @property
+    def reached(self) -> int:
+        return sum(run.reached_s is not None for run in self.runs)
+
+    @property
+    def seconds(self) -> Bounded:
+        """The geometric mean of the times to the target."""
+        times = [Bounded(spent(run), "≥" if run.reached_s is None else "") for run in self.runs]
+        return geometric_mean(times) or Bounded(float("inf"))
+
+    @property
+    def final(self) -> float:
+        return mean(run.final_accuracy for run in self.runs)
+
+    @property
+    def share(self) -> float:
+        return mean(run.mean_share for run in self.runs)
+
+    @property
+    def standing(self) -> tuple[float, ...]:
+        """The better the smaller: most seeds at the target, then soonest; where none got there, the best final."""
+        if self.reached:
+            return (-self.reached, self.seconds.value, -self.final)
+        return (0, -self.final, 0)
+
+
+def trial(store: Store, cell: Cell) -> Trial | None:
+    """None while the setting has not been run."""
+    found = store.runs(cell)
+    if not found:
+        return None
+    metric = metric_of(store, cell.setting)
+    runs = tuple(run.summary(cell.setting.target, metric) for run in found.values())
+    diverged = sum(run.diverged for run in found.values())
+    adaptive = METHODS[cell.method][1] == "whale"
+    share = mean(run.mean_share for run in runs)
+    return Trial(cell, runs, diverged, diverged == 0 and not (adaptive and share > MOST_SHARE))
+
+
+def winner(store: Store, setting: Setting, method: str) -> Trial | None:
+    """The best setting of a method that counts; None while there is none, or while not all of them are run."""
+    found = [trial(store, cell) for cell in method_cells(setting, method)]
+    known = [one for one in found if one is not None]
+    if len(known) < len(found):
+        return None
+    return min((one for one in known if one.counts), key=lambda one: one.standing, default=None)
+
+
+@dataclass(frozen=True)
+class TuningTable:
+    """All settings that were tried on a task, and the winners."""
+
+    setting: Setting
+
+    def markdown(self, store: Store) -> str:
+        rows: list[tuple[str, ...]] = [("setting", "reached", "hours to target", "final accuracy", "share trained", "")]
+        for method in SEVEN:
+            best = winner(store, self.setting, method)
+            rows += [_row(store, cell, best) for cell in method_cells(self.setting, method)]
+        target = second_target(store, self.setting)
+        second = "not known yet" if target is None else f"{100 * target:.2f} %"
+        return (
+            f"### {self.setting.name}: {100 * self.setting.target:.0f} % of the validation set within "
+            f"{tuning_setting(self.setting).hours:g} virtual hours\n\n{grid(rows)}\nSecond target: {second}.\n"
+        )
+
+
+def _row(store: Store, cell: Cell, best: Trial | None) -> tuple[str, ...]:
+    found = trial(store, cell)
+    if found is None:
+        return (cell.label, NOT_RUN, "", "", "", "")
+    hours = replace(found.seconds, value=found.seconds.value / 3600)
+    mark = "**winner**" if best is not None and best.cell == cell else "" if found.counts else "does not count"
+    return (
+        cell.label,
+        f"{found.reached} of {len(found.runs)}" + (f" ({found.diverged} diverged)" if found.diverged else ""),
+        hours.text(".2f"),
+        f"{100 * found.final:.2f} %",
+        f"{100 * found.share:.0f} %",
+        mark,
+    )

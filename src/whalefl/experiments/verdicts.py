@@ -1,0 +1,241 @@
+"""When a claim counts as confirmed: stated rules over runs, never a judgement written by hand.
+
+A number is on one side of a bound when its whole 95 % interval is. One seed alone decides nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import mean
+
+from whalefl.experiments.cells import Cell
+from whalefl.experiments.reading import metric_of, speedup_over, summaries
+from whalefl.experiments.store import Finished, Store
+from whalefl.experiments.tables import NOT_RUN, gain_of, speedup_text
+from whalefl.experiments.theorem import mean_coverage
+from whalefl.experiments.trajectories import correlation, rank_correlation, shares_by_third, unsteadiness
+from whalefl.report.comparison import spent
+from whalefl.report.statistics import Interval, Mean, Speedup, mean_of
+from whalefl.report.summary import evaluated
+
+CONFIRMED, REFUTED, UNDECIDED = "confirmed", "refuted", "not decidable"
+
+MARGIN = 0.01
+"""An accuracy counts as not sacrificed while it is at most so much lower."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the runs say of a claim."""
+
+    figure: str
+    verdict: str
+
+
+MISSING = Finding(NOT_RUN, NOT_RUN)
+
+
+def side(interval: Interval | None, bound: float) -> str:
+    """Confirmed if the interval lies above the bound, refuted if below."""
+    if interval is None:
+        return UNDECIDED
+    return CONFIRMED if interval[0] > bound else REFUTED if interval[1] < bound else UNDECIDED
+
+
+def speedup_side(found: Speedup) -> str:
+    """Above 1 is confirmed; a lower bound cannot refute, an upper bound cannot confirm, and both decide nothing."""
+    if found.value is None:
+        return UNDECIDED
+    verdict = side(found.interval, 1.0)
+    allowed = {"": (CONFIRMED, REFUTED), "≥": (CONFIRMED,), "≤": (REFUTED,)}.get(found.value.sign, ())
+    return verdict if verdict in allowed else UNDECIDED
+
+
+def both(first: str, second: str) -> str:
+    """A claim of two parts is confirmed if both are, and refuted if one is."""
+    if REFUTED in (first, second):
+        return REFUTED
+    return CONFIRMED if first == second == CONFIRMED else UNDECIDED
+
+
+@dataclass(frozen=True)
+class Sooner:
+    """The cell reaches the target sooner than the reference."""
+
+    cell: Cell
+    reference: Cell
+    paper: float | None = None
+
+    def find(self, store: Store) -> Finding:
+        found = speedup_over(store, self.reference, self.cell)
+        if found is None:
+            return MISSING
+        return Finding(speedup_text(found) + self._beside(found), speedup_side(found))
+
+    def _beside(self, found: Speedup) -> str:
+        if self.paper is None or found.interval is None or found.value is None or found.value.sign:
+            return ""
+        low, high = found.interval
+        return ", less" if high < self.paper else ", more" if low > self.paper else ", compatible"
+
+
+@dataclass(frozen=True)
+class Better:
+    """The cell's final accuracy is higher than the reference's, seeds paired; or lower by no more than `margin`."""
+
+    cell: Cell
+    reference: Cell
+    margin: float = 0.0
+
+    def find(self, store: Store) -> Finding:
+        found = gain_of(store, self.reference, self.cell)
+        if found is None:
+            return MISSING
+        return Finding(_points(found), side(found.interval, -self.margin))
+
+
+@dataclass(frozen=True)
+class SoonerAndNoWorse:
+    """Sooner at the target, and the final accuracy not sacrificed."""
+
+    cell: Cell
+    reference: Cell
+
+    def find(self, store: Store) -> Finding:
+        sooner = Sooner(self.cell, self.reference).find(store)
+        better = Better(self.cell, self.reference, MARGIN).find(store)
+        if MISSING in (sooner, better):
+            return MISSING
+        return Finding(f"{sooner.figure}; {better.figure}", both(sooner.verdict, better.verdict))
+
+
+@dataclass(frozen=True)
+class AheadEarly:
+    """The cell's accuracy, averaged over the first tenth of the horizon, is higher than the reference's."""
+
+    cell: Cell
+    reference: Cell
+    share: float = 0.1
+
+    def find(self, store: Store) -> Finding:
+        metric = metric_of(store, self.cell.setting)
+        horizon = self.cell.setting.horizon_s * self.share
+        ours, theirs = (
+            {seed: early_accuracy(run, horizon, metric) for seed, run in store.runs(cell).items()}
+            for cell in (self.cell, self.reference)
+        )
+        found = mean_of([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
+        return MISSING if found is None else Finding(_points(found), side(found.interval, 0.0))
+
+
+def early_accuracy(run: Finished, until_s: float, metric: str) -> float:
+    """The accuracy up to a time, averaged over time: each evaluation holds until the next one."""
+    points, total, last_s, held = evaluated(run.records(metric)), 0.0, 0.0, 0.0
+    for point in points:
+        end = min(point["time_s"], until_s)
+        total += held * (end - last_s)
+        last_s, held = end, point["accuracy"]
+        if point["time_s"] >= until_s:
+            break
+    return total / last_s if last_s > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class SmallLargeSmall:
+    """More is trained in the middle third of the virtual time than in the first, and than in the last."""
+
+    cell: Cell
+
+    def find(self, store: Store) -> Finding:
+        thirds = [shares_by_third(run) for run in store.runs(self.cell).values()]
+        if not thirds:
+            return MISSING
+        rise = mean_of([middle - early for early, middle, _ in thirds])
+        fall = mean_of([middle - late for _, middle, late in thirds])
+        assert rise is not None and fall is not None
+        text = " / ".join(f"{mean(part):.0f} %" for part in zip(*thirds, strict=True))
+        return Finding(f"share trained {text}", both(side(rise.interval, 0.0), side(fall.interval, 0.0)))
+
+
+@dataclass(frozen=True)
+class FollowsFisher:
+    """Size and Fisher information go up and down together (rank correlation over time, all devices)."""
+
+    cell: Cell
+    column: str
+
+    def find(self, store: Store) -> Finding:
+        runs = list(store.runs(self.cell).values())
+        found = correlation(runs, None, self.column)
+        if found is None:
+            return MISSING if not runs else Finding("size never changes", UNDECIDED)
+        return Finding(f"{found.value:+.2f}{_ends(found.interval, '+.2f')}", side(found.interval, 0.0))
+
+
+@dataclass(frozen=True)
+class Unsteadier:
+    """The cell's accuracy moves more from round to round than the reference's, in the second half of the run."""
+
+    cell: Cell
+    reference: Cell
+
+    def find(self, store: Store) -> Finding:
+        metric = metric_of(store, self.cell.setting)
+        ours, theirs = (store.runs(cell) for cell in (self.cell, self.reference))
+        steps = []
+        for seed in ours:
+            here, there = (unsteadiness([runs[seed]], metric) if seed in runs else None for runs in (ours, theirs))
+            if here is not None and there is not None:
+                steps.append(here.value - there.value)
+        found = mean_of(steps)
+        return MISSING if found is None else Finding(_points(found), side(found.interval, 0.0))
+
+
+@dataclass(frozen=True)
+class LongerThan:
+    """A method takes longer to its target in one setting than in another, seeds paired."""
+
+    cell: Cell
+    reference: Cell
+
+    def find(self, store: Store) -> Finding:
+        found = speedup_over(store, self.cell, self.reference)
+        return MISSING if found is None else Finding(speedup_text(found), speedup_side(found))
+
+
+@dataclass(frozen=True)
+class FasterWhereMore:
+    """Over methods, the more of a quantity of the coverage, the fewer rounds to the target: a rank correlation.
+
+    It is taken for every seed over the methods that have it, and its sign is turned for `untouched`, so that above 0
+    is what the theorem suggests. Runs that never reached the target count as many rounds as they had.
+    """
+
+    cells: tuple[Cell, ...]
+    key: str
+
+    def find(self, store: Store) -> Finding:
+        runs = [store.runs(cell) for cell in self.cells]
+        found = [summaries(store, cell) for cell in self.cells]
+        seeds = sorted(set.intersection(*(set(by_seed) for by_seed in runs)))
+        sign = 1 if self.key == "untouched" else -1
+        values = []
+        for seed in seeds:
+            amounts = [mean_coverage([by_seed[seed]], self.key) for by_seed in runs]
+            rounds = [spent(by_seed[seed], "rounds") for by_seed in found]
+            value = rank_correlation(amounts, rounds)
+            if value is not None:
+                values.append(sign * value)
+        total = mean_of(values)
+        if total is None:
+            return MISSING
+        return Finding(f"{total.value:+.2f}{_ends(total.interval, '+.2f')}", side(total.interval, 0.0))
+
+
+def _points(found: Mean) -> str:
+    ends = None if found.interval is None else (100 * found.interval[0], 100 * found.interval[1])
+    return f"{100 * found.value:+.2f} points{_ends(ends, '+.2f')}"
+
+
+def _ends(interval: Interval | None, pattern: str) -> str:
+    return "" if interval is None else f" [{format(interval[0], pattern)}, {format(interval[1], pattern)}]"

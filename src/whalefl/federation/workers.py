@@ -1,0 +1,197 @@
+"""One single-threaded worker process for each core: the engine for processors.
+
+Small steps gain little from several threads, so each core trains stacks of its own. The workers are forked, so the
+task's data is there without being copied; the global model lies in memory that all share, and so does each worker's
+sum of slices. Only orders and outcomes travel, and which worker carries out what follows from the known cost of each
+stack, longest first.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from whalefl.errors import WhaleflError, require
+from whalefl.federation.engine import PlainEngine
+from whalefl.federation.orders import Order, Outcome
+from whalefl.federation.stacks import Precision, arrange
+from whalefl.federation.training import Training
+from whalefl.subnet.aggregation import PartialSums, split_flat
+from whalefl.subnet.slicing import Weights
+from whalefl.tasks.costs import level_cost
+from whalefl.tasks.task import Task
+
+_STARTING_FLOPS = 2e8  # what a core could compute in the time that it takes to start the operations of one step
+
+Group = Sequence[Order]
+
+
+def cores() -> list[int]:
+    """The cores this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def can_fork() -> bool:
+    """Whether workers can be forked here: after a backward pass torch forbids it where there is a GPU."""
+    return "fork" in multiprocessing.get_all_start_methods() and not torch.cuda.is_available()
+
+
+def share_out(costs: Sequence[float], workers: int) -> list[list[int]]:
+    """Who does what: the longest first, each to the worker that has least to do so far."""
+    shares: list[list[int]] = [[] for _ in range(workers)]
+    loads = [0.0] * workers
+    for item in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        least = loads.index(min(loads))
+        shares[least].append(item)
+        loads[least] += costs[item]
+    return shares
+
+
+def _shared(size: int, dtype: torch.dtype) -> Tensor:
+    """Memory that forked processes share."""
+    return torch.zeros(size, dtype=dtype).share_memory_()  # type: ignore[no-untyped-call, no-any-return]
+
+
+class WorkersEngine:
+    """Trains a round on several cores. A run comes out bit for bit as with one. Close it when done."""
+
+    def __init__(
+        self, task: Task, training: Training, workers: int | None = None, precision: Precision = "fp32"
+    ) -> None:
+        places = cores()
+        workers = len(places) if workers is None else workers
+        require(workers >= 1, "workers", workers, "at least 1")
+        self.task = task
+        self._flops: dict[float, float] = {}
+        self._weights = _shared(task.axes.count, torch.float32)
+        self._sums = [_shared(task.axes.count, torch.float64) for _ in range(workers)]
+        self._pipes: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        context = multiprocessing.get_context("fork")
+        for number, sums in enumerate(self._sums):
+            here, there = context.Pipe()
+            worker = _Worker(PlainEngine(task, training, precision), self._weights, sums, places[number % len(places)])
+            process = context.Process(target=worker.serve, args=(there, [*self._pipes, here]), daemon=True)
+            with warnings.catch_warnings():
+                # Python warns of forks beside threads, whose locks would stay locked; a worker takes none of those.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
+            there.close()
+            self._pipes.append(here)
+            self._processes.append(process)
+
+    def train(self, weights: Weights, orders: Sequence[Order]) -> tuple[PartialSums, list[Outcome]]:
+        for name, shared in split_flat(self.task.axes, self._weights).items():
+            shared.copy_(weights[name])
+        groups = arrange(self.task, orders)
+        shares = share_out([self._cost(group) for group in groups], len(self._pipes))
+        for number, (pipe, share) in enumerate(zip(self._pipes, shares, strict=True)):
+            self._send(number, pipe, [groups[item] for item in share])
+        outcomes = self._outcomes()
+        sums = PartialSums(self.task.axes, flat=self._sums[0].clone())
+        for other in self._sums[1:]:
+            sums.flat += other
+        sums.contributions = [order.contribution for group in groups for order in group]
+        return sums, outcomes
+
+    def _cost(self, group: Group) -> float:
+        """FLOPs of a stack's work, and of what could be computed while its operations are started."""
+        width, (batches, batch) = group[0].width, group[0].batches.shape
+        if width not in self._flops:
+            self._flops[width] = level_cost(self.task, group[0].level, width).flops
+        return float(batches * (batch * self._flops[width] * len(group) + _STARTING_FLOPS))
+
+    def _send(self, number: int, pipe: Connection, groups: Sequence[Group]) -> None:
+        try:
+            pipe.send(groups)
+        except OSError:
+            raise self._dead(number) from None
+
+    def _outcomes(self) -> list[Outcome]:
+        """What all workers report; a worker that failed or died ends the round."""
+        outcomes: list[Outcome] = []
+        waiting = dict(enumerate(self._pipes))
+        while waiting:
+            ready = wait([*waiting.values(), *(self._processes[number].sentinel for number in waiting)])
+            for number, pipe in list(waiting.items()):
+                if pipe in ready or pipe.poll():
+                    outcomes += self._receive(number, pipe)
+                    del waiting[number]
+                elif self._processes[number].sentinel in ready:
+                    raise self._dead(number)
+        return outcomes
+
+    def _receive(self, number: int, pipe: Connection) -> list[Outcome]:
+        try:
+            answer: list[Outcome] | WhaleflError = pipe.recv()
+        except (EOFError, OSError):
+            raise self._dead(number) from None
+        if isinstance(answer, WhaleflError):
+            self.close()
+            raise answer
+        return answer
+
+    def _dead(self, number: int) -> WhaleflError:
+        """What to say of a worker that is gone; the others are sent home."""
+        process = self._processes[number]
+        process.join(timeout=5)
+        self.close()
+        return WhaleflError(
+            f"worker {number} died with exit code {process.exitcode}; "
+            "if memory was short, fewer workers or a smaller batch need less"
+        )
+
+    def close(self) -> None:
+        """Send the workers home."""
+        for pipe in self._pipes:
+            with suppress(OSError):
+                pipe.send(None)
+            pipe.close()
+        for process in self._processes:
+            process.join(timeout=5)
+            if process.is_alive():
+                process.kill()
+        self._pipes, self._processes = [], []
+
+    def __enter__(self) -> WorkersEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Worker:
+    """A worker's side: it trains what it is sent, until it is sent None or its employer is gone."""
+
+    def __init__(self, engine: PlainEngine, weights: Tensor, sums: Tensor, core: int) -> None:
+        self.engine, self.sums, self.core = engine, sums, core
+        self.weights = split_flat(engine.task.axes, weights)
+
+    def serve(self, pipe: Connection, foreign: Sequence[Connection]) -> None:
+        for connection in foreign:  # as long as anybody holds them, nobody notices that their owner is gone
+            connection.close()
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {self.core})
+        torch.set_num_threads(1)
+        with suppress(EOFError, KeyboardInterrupt):
+            while (groups := pipe.recv()) is not None:
+                pipe.send(self._train(groups))
+
+    def _train(self, groups: Sequence[Group]) -> list[Outcome] | WhaleflError:
+        self.sums.zero_()
+        try:
+            sums = PartialSums(self.engine.task.axes, flat=self.sums)
+            return self.engine.train_groups(self.weights, groups, sums)
+        except WhaleflError as error:
+            return error

@@ -1,0 +1,122 @@
+"""Processes that a supervisor starts, reads and ends: Flower's own, and the resident worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from threading import Thread
+from typing import IO
+
+from whalefl.errors import WhaleflError
+from whalefl.flower import QUIET
+
+_GRACE_S = 5.0
+_LEASH = (
+    "import ctypes, os, signal, sys; "
+    "ctypes.CDLL(None).prctl(1, signal.SIGKILL); "  # PR_SET_PDEATHSIG
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
+def program(name: str) -> str:
+    """A program that was installed beside this Python."""
+    path = Path(sys.executable).parent / name
+    if not path.exists():
+        raise WhaleflError(f"{name} is not installed; it must be: pip install 'whalefl[flower]'")
+    return str(path)
+
+
+def flower_environment(home: Path) -> dict[str, str]:
+    """The environment for Flower's processes: quiet, with settings and caches in a folder of their own.
+
+    The programs beside this Python come first, since Flower starts some of them by name.
+    """
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path, "PYTHONUNBUFFERED": "1"}
+
+
+class Child:
+    """A process whose output goes to a log, line by line, and to `listen`."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        listen: Callable[[str], None] | None = None,
+    ) -> None:
+        self.name, self._listen = name, listen
+        self.process = subprocess.Popen(
+            leashed(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=None if environment is None else dict(environment),
+            text=True,
+            errors="replace",
+        )
+        assert self.process.stdout is not None
+        self._reader = Thread(target=self._read, args=(self.process.stdout, log), daemon=True)
+        self._reader.start()
+
+    def _read(self, stream: IO[str], log: Path) -> None:
+        with log.open("a", encoding="utf8") as file:
+            for line in stream:
+                file.write(f"[{self.name}] {line}")
+                file.flush()
+                if self._listen is not None:
+                    self._listen(line)
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, once it has ended."""
+        return self.process.poll()
+
+    def end(self) -> None:
+        """Ask the process to end, and make it if it does not."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(_GRACE_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.process.wait()
+        self._reader.join(_GRACE_S)
+
+
+def leashed(command: Sequence[str]) -> list[str]:
+    """The command so that it ends with its supervisor, however that ends (on Linux)."""
+    return [sys.executable, "-S", "-c", _LEASH, *command] if sys.platform == "linux" else list(command)
+
+
+def run_quietly(command: Sequence[str], environment: Mapping[str, str], log: Path, seconds: float = 60.0) -> str:
+    """Run a short command to its end; its output is returned, and logged."""
+    done = subprocess.run(
+        command,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    text = done.stdout + done.stderr
+    with log.open("a", encoding="utf8") as file:
+        file.write(f"[{Path(command[0]).name}] {text}")
+    if done.returncode:
+        raise WhaleflError(f"{Path(command[0]).name} {command[1]} failed: {' '.join(text.split())[-300:]}")
+    return text
+
+
+def end_on_signals() -> None:
+    """Turn SIGTERM into the same orderly end as Ctrl-C."""
+
+    def stop(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)

@@ -1,0 +1,37 @@
+"""Real federations for tests, in a folder of their own that is gone afterwards."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from in_process import digits_deployment
+from whalefl.flower.terms import Deployment
+from whalefl.flower.testbed.network import Network, running
+
+
+@contextmanager
+def network(deployment: Deployment, host: str = "127.0.0.1") -> Iterator[Network]:
+    root = Path(tempfile.mkdtemp(prefix="wfl-"))  # a short path: sockets have room for no more
+    try:
+        with running(root, deployment, host) as net:
+            yield net
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def learning(devices: int, method: str, **terms: object) -> Deployment:
+    """Digits that is learnt in a few rounds."""
+    return digits_deployment(
+        method,
+        rounds=20,
+        target=0.9,
+        fleet={"groups": [{"kind": "MacBookPro2018", "count": devices}]},
+        partition={"kind": "iid"},
+        training={"iterations": 10, "batch": 32, "lr": 0.05},
+        whale={"window": 3, "se_reference": "full", "fisher": "unit"},
+        federation={"deadline_s": 60.0, "wait_s": 120.0, "quorum": devices, "stop_at_target": True, **terms},
+    )

@@ -1,0 +1,276 @@
+"""Reading results: intervals and ratios against numbers worked out by hand, and the rules that decide claims."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import exp, log, sqrt
+from pathlib import Path
+
+import pytest
+
+from test_report import curve, device, round_record, run
+from whalefl.experiments.cells import run_of
+from whalefl.experiments.protocol import MNIST, WIKITEXT2
+from whalefl.experiments.reading import main_cell, metric_of, second_target, summaries, tuned_reference
+from whalefl.experiments.store import Store
+from whalefl.experiments.tables import Hours, Pair, Pairs, gain_of, speedup_text
+from whalefl.experiments.trajectories import rank_correlation, shares_by_third
+from whalefl.experiments.tuning import MOST_SHARE, method_cells, trial, winner
+from whalefl.experiments.verdicts import (
+    CONFIRMED,
+    REFUTED,
+    UNDECIDED,
+    AheadEarly,
+    Better,
+    SmallLargeSmall,
+    Sooner,
+    SoonerAndNoWorse,
+    both,
+    side,
+    speedup_side,
+)
+from whalefl.report.compact import POINTS, compact_metrics, records_of, to_json
+from whalefl.report.comparison import Bounded
+from whalefl.report.statistics import Speedup, bootstrap_interval, mean_of, speedup
+from whalefl.report.summary import Record, summarise
+
+FEDAVG, WHALE = main_cell(MNIST, "fedavg"), main_cell(MNIST, "whale")
+
+
+# --- statistics
+
+
+def test_two_values_have_the_interval_between_them() -> None:
+    # Means of two draws are 1, 2 or 3 with probability 1/4, 1/2, 1/4: both 2.5 % tails lie at the ends.
+    assert bootstrap_interval([1.0, 3.0]) == (1.0, 3.0)
+    assert bootstrap_interval([2.0, 2.0, 2.0]) == (2.0, 2.0)
+    assert bootstrap_interval([1.0]) is None and bootstrap_interval([]) is None
+
+
+def test_the_interval_is_that_of_the_mean_and_always_the_same() -> None:
+    values = [float(v) for v in range(20)]
+    found = bootstrap_interval(values)
+    assert found == bootstrap_interval(values) and found is not None
+    spread = sqrt(sum((v - 9.5) ** 2 for v in values) / 20) / sqrt(20)
+    assert found[0] == pytest.approx(9.5 - 1.96 * spread, abs=0.2)
+    assert found[1] == pytest.approx(9.5 + 1.96 * spread, abs=0.2)
+
+
+def test_a_speedup_is_the_geometric_mean_of_paired_ratios() -> None:
+    reference = {0: run(80.0, reached_round=8), 1: run(90.0, reached_round=9), 7: run(10.0)}
+    method = {0: run(40.0, reached_round=8), 1: run(20.0, reached_round=18), 5: run(1.0)}
+    found = speedup(reference, method)
+    assert found.value == Bounded(pytest.approx(3.0))  # sqrt(2 x 4.5)
+    assert found.interval == (pytest.approx(2.0), pytest.approx(4.5))
+    assert (found.pairs, found.seeds) == (2, 2)
+    in_rounds = speedup(reference, method, "rounds")
+    assert in_rounds.value == Bounded(pytest.approx(exp((log(1.0) + log(0.5)) / 2)))
+    assert speedup_text(found) == "3.00x [2.00, 4.50]"
+
+
+def test_runs_that_never_reached_are_bounds_and_pairs_of_them_say_nothing() -> None:
+    reached, never = run(50.0), run(None, time_s=100.0)
+    upper = speedup({0: reached, 1: reached, 2: never}, {0: never, 1: reached, 2: never})
+    assert upper.value is not None and upper.value.sign == "≤"
+    assert upper.value.value == pytest.approx(sqrt(0.5)) and (upper.pairs, upper.seeds) == (2, 3)
+    assert speedup_text(upper).endswith("(2 of 3 pairs)")
+    lower = speedup({0: never}, {0: reached})
+    assert lower.value == Bounded(2.0, "≥") and lower.interval is None
+    neither = speedup({0: never}, {0: never})
+    assert neither.value is None and speedup_text(neither) == "neither reached (1 seeds)"
+
+
+def test_ranks_correlate() -> None:
+    assert rank_correlation([1, 2, 3, 4], [10, 20, 30, 400]) == pytest.approx(1.0)
+    assert rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1.0)
+    # Ranks 1 2 3 4 against 1.5 1.5 3 4: covariance 4.5, sums of squares 5 and 4.5.
+    assert rank_correlation([1, 2, 3, 4], [0, 0, 1, 2]) == pytest.approx(4.5 / sqrt(5 * 4.5))
+    assert rank_correlation([1, 2], [5, 5]) is None
+
+
+# --- compact metrics
+
+
+def varied(rounds: int) -> list[Record]:
+    """A run of two devices, the second of which narrows in the last third."""
+    records = []
+    for number in range(1, rounds + 1):
+        narrow = 3 if number > 2 * rounds / 3 else 1
+        devices = (device(0, level=1, fisher=4.0), device(1, kind="RaspberryPi4", level=narrow, fisher=2.0 * number))
+        records.append(round_record(number, 10.0 * number, number / rounds, devices))
+    from dataclasses import asdict
+
+    return [json.loads(json.dumps(asdict(record))) for record in records]
+
+
+def test_compact_metrics_summarise_as_the_records_do() -> None:
+    records = varied(30)
+    compact = json.loads(to_json(compact_metrics(records)))
+    assert compact["levels"] == [[20, "11"], [10, "13"]]
+    assert compact["shares"] == {"1": 1.0, "3": 0.0625}
+    before, after = summarise(records, 0.7), summarise(records_of(compact), 0.7)
+    assert (after.reached_s, after.reached_round, after.rounds) == (before.reached_s, before.reached_round, 30)
+    assert after.final_accuracy == pytest.approx(before.final_accuracy, abs=1e-4)
+    assert after.mean_share == pytest.approx(before.mean_share)
+    assert after.energy_j == before.energy_j
+
+
+def test_long_runs_stay_small() -> None:
+    compact = compact_metrics(varied(1000))
+    assert len(compact["coverage"]["round"]) == POINTS == len(compact["fisher"]["unit"])
+    assert compact["fisher"]["JetsonNano"][0] == 4.0
+    assert compact["fisher"]["RaspberryPi4"][0] == 6.0  # rounds 1 to 5: 2, 4, 6, 8, 10
+    assert len(to_json(compact)) < 60_000
+
+
+def test_a_run_without_rounds_is_still_written() -> None:
+    assert compact_metrics([])["rounds"] == 0
+
+
+# --- reading a results folder
+
+
+def keep(store: Store, cell, seed: int, accuracies: list[float], step_s: float, **more: object) -> None:
+    """A finished run of a cell with one round every `step_s`."""
+    compact = compact_metrics(curve(*accuracies, step_s=step_s))
+    header = {"status": "finished", "task": cell.setting.task, "method": cell.method, "seconds": 1.0}
+    store.save(run_of(cell, seed), {**header, "commit": "abc", "machine": "here", "device": "cpu", **compact, **more})
+
+
+def rising(rounds: int, at: int, top: float = 0.9) -> list[float]:
+    """0.1 until the round before `at`, then `top`."""
+    return [0.1] * (at - 1) + [top] * (rounds - at + 1)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """WHALE reaches 85 % after half the rounds that FedAvg needs, which are as long, and ends 2 points lower."""
+    store = Store(tmp_path)
+    for seed, at in enumerate((20, 24, 28)):
+        keep(store, FEDAVG, seed, rising(60, at, 0.95), 100.0)
+        keep(store, WHALE, seed, rising(60, at // 2, 0.93), 100.0)
+    return store
+
+
+def test_tables_show_the_papers_number_ours_and_the_difference(store: Store) -> None:
+    table = Hours(MNIST, (FEDAVG, WHALE), {"fedavg": 1.12, "whale": 0.61}, {"fedavg": 1.0, "whale": 1.84}).markdown(
+        store
+    )
+    row = [cell.strip() for cell in table.splitlines()[-1].split("|")[1:-1]]
+    hours = 1200 / 3600
+    assert row[:6] == ["WHALE", "0.61", f"{hours:.2f}", f"{hours - 0.61:+.2f}", "3 of 3 (7 seeds not run)", "12"]
+    assert row[7:11] == ["1.84x", "2.00x [2.00, 2.00]", "+0.16", "2.00x [2.00, 2.00]"]
+    pairs = Pairs("title", (Pair("WHALE vs FedAvg", WHALE, FEDAVG, 1.5),)).markdown(store)
+    assert "| 1.50x | 2.00x [2.00, 2.00] | +0.50 |" in pairs
+    gain = gain_of(store, FEDAVG, WHALE)
+    assert gain is not None and gain.value == pytest.approx(-0.02)
+
+
+def test_a_diverged_run_is_censored_at_the_horizon(store: Store) -> None:
+    keep(store, WHALE, 3, rising(10, 20), 100.0, status="diverged")
+    found = summaries(store, WHALE)[3]
+    assert found.reached_s is None and found.time_s == MNIST.horizon_s
+    assert "WHALE (1 diverged)" in Hours(MNIST, (FEDAVG, WHALE)).markdown(store)
+
+
+def test_texts_are_read_on_the_accuracy_on_which_fedavg_is_nearest_to_the_paper(store: Store) -> None:
+    fedavg = main_cell(WIKITEXT2, "fedavg")
+    assert metric_of(store, WIKITEXT2) == "accuracy" == metric_of(store, MNIST)
+    keep(store, fedavg, 0, rising(20, 5, 0.08), 100.0, more={"accuracy_all": rising(20, 5, 0.45)})
+    assert metric_of(store, WIKITEXT2) == "accuracy_all"
+    assert summaries(store, fedavg)[0].final_accuracy == pytest.approx(0.45)
+
+
+def test_the_second_target_is_a_share_of_what_fedavg_reaches_on_the_tuning_seeds(store: Store) -> None:
+    assert second_target(store, MNIST) is None
+    keep(store, tuned_reference(MNIST), 100, rising(60, 10, 0.9), 100.0)
+    assert second_target(store, MNIST) == pytest.approx(0.95 * 0.9)
+
+
+def test_tuning_takes_the_soonest_that_counts(tmp_path: Path) -> None:
+    store, cells = Store(tmp_path), method_cells(MNIST, "whale")
+    assert trial(store, cells[0]) is None and winner(store, MNIST, "whale") is None
+    for number, cell in enumerate(cells):
+        for seed in cell.all_seeds:
+            keep(store, cell, seed, rising(60, 40 - number), 90.0)
+    # All train the whole model: FedAvg in disguise.
+    assert winner(store, MNIST, "whale") is None
+    for number, cell in enumerate(cells[:3]):
+        for seed in cell.all_seeds:
+            keep(store, cell, seed, rising(60, 30 - number), 90.0, shares={"1": MOST_SHARE - 0.1})
+    best = winner(store, MNIST, "whale")
+    assert best is not None and best.cell == cells[2] and best.reached == 2
+    for seed in cells[2].all_seeds:
+        keep(store, cells[2], seed, rising(60, 28), 90.0, shares={"1": 0.1}, status="diverged")
+    best = winner(store, MNIST, "whale")
+    assert best is not None and best.cell == cells[1]
+
+
+def test_where_no_setting_gets_there_the_best_final_accuracy_wins(tmp_path: Path) -> None:
+    store, cells = Store(tmp_path), method_cells(MNIST, "heterofl")
+    for number, cell in enumerate(cells):
+        keep(store, cell, 100, rising(60, 5, 0.5 + 0.01 * (number % 4)), 90.0)
+    best = winner(store, MNIST, "heterofl")
+    assert best is not None and best.cell == cells[3]
+
+
+# --- verdicts
+
+
+def test_a_side_needs_the_whole_interval() -> None:
+    assert side((1.1, 2.0), 1.0) == CONFIRMED
+    assert side((0.5, 0.9), 1.0) == REFUTED
+    assert side((0.9, 1.1), 1.0) == side(None, 1.0) == UNDECIDED
+
+
+def test_a_bound_decides_only_in_its_own_direction() -> None:
+    above, below = (1.2, 1.4), (0.5, 0.7)
+    verdict = {
+        (sign, interval): speedup_side(Speedup(Bounded(1.0, sign), interval, 3, 3))
+        for sign in ("", "≥", "≤", "~")
+        for interval in (above, below)
+    }
+    assert [key for key, value in verdict.items() if value == CONFIRMED] == [("", above), ("≥", above)]
+    assert [key for key, value in verdict.items() if value == REFUTED] == [("", below), ("≤", below)]
+    assert speedup_side(Speedup(None, None, 0, 3)) == UNDECIDED
+
+
+def test_two_parts_are_refuted_by_one() -> None:
+    assert both(CONFIRMED, CONFIRMED) == CONFIRMED
+    assert both(CONFIRMED, REFUTED) == both(UNDECIDED, REFUTED) == REFUTED
+    assert both(CONFIRMED, UNDECIDED) == UNDECIDED
+
+
+def test_verdicts_on_a_results_folder(store: Store) -> None:
+    assert Sooner(WHALE, FEDAVG, 1.5).find(store).verdict == CONFIRMED
+    assert Sooner(WHALE, FEDAVG, 1.5).find(store).figure.endswith(", more")
+    assert Sooner(FEDAVG, WHALE).find(store).verdict == REFUTED
+    assert Better(WHALE, FEDAVG).find(store).verdict == REFUTED
+    assert Better(WHALE, FEDAVG, margin=0.03).find(store).verdict == CONFIRMED
+    assert SoonerAndNoWorse(WHALE, FEDAVG).find(store).verdict == REFUTED
+    # In the first tenth, 1,080 s, WHALE gets past its step in one run of three only.
+    assert AheadEarly(WHALE, FEDAVG).find(store).verdict == UNDECIDED
+    assert AheadEarly(WHALE, FEDAVG, share=0.2).find(store).verdict == CONFIRMED
+    absent = main_cell(MNIST, "fedrolex")
+    assert Sooner(absent, FEDAVG).find(store).verdict == "not run yet"
+    alone = replace(WHALE, seeds=1)
+    assert Sooner(alone, FEDAVG).find(store).verdict == UNDECIDED
+
+
+def test_small_large_small_compares_thirds(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for seed, middle in enumerate("12"):
+        levels = [[10, "5"], [10, middle], [10, "4"]]
+        shares = {"1": 1.0, "2": 0.25, "4": 1 / 64, "5": 1 / 256}
+        keep(store, WHALE, seed, [0.5] * 30, 100.0, levels=levels, shares=shares)
+    run = store.runs(WHALE)[0]
+    early, middle_share, late = shares_by_third(run)
+    assert early < late < middle_share <= 100
+    assert SmallLargeSmall(WHALE).find(store).verdict == CONFIRMED
+
+
+def test_means_need_values() -> None:
+    assert mean_of([]) is None
+    found = mean_of([0.5])
+    assert found is not None and (found.value, found.interval, found.seeds) == (0.5, None, 1)
