@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from in_process import LocalTransport, digits_deployment, make_coordinator, make_residents
+from whalefl.cli import main
 from whalefl.errors import WhaleflError
 from whalefl.execution import make_engine, prepared
 from whalefl.federation.methods import Method
@@ -539,3 +541,34 @@ def test_what_the_simulator_predicts_of_a_round() -> None:
     found = gauges_from(federation, [gauge.curve for gauge in gauges], [everyone] * 3)
     assert found[3].overhead_s == pytest.approx(9.0 - 2 * work.upload_bits / rate / 1e6)
     assert on_curve(found[3].curve, work.flops) * work.samples == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("deploy", "server", "nowhere"), "holds no server.toml"),
+        (("deploy", "device", "nowhere"), "holds no device.toml"),
+        (("deploy", "status", "nowhere"), "holds no server.toml"),
+        (("deploy", "init", "lab", "--host", "lab:1", "--devices", "2"), "without a port"),
+        (("deploy", "init", "lab", "--host", "lab", "--devices", "0"), "devices is 0"),
+        (("deploy", "init", "lab", "--host", "lab", "--set", "federation.quorum=99"), "federation.quorum is 99"),
+        (("deploy", "init", "lab", "--host", "lab", "--set", "federation.speed=1"), "federation.speed is 1"),
+        (("testbed", "digits", "--cores", "many"), "cores is 'many'"),
+        (("testbed", "digits", "--cores", "0.5,0"), "cores is (0.5, 0.0)"),
+    ],
+)
+def test_mistakes_get_one_sentence_and_leave_nothing(
+    words: tuple[str, ...],
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["whalefl", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert why in line
+    assert not list(tmp_path.iterdir())

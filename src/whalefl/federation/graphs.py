@@ -22,7 +22,7 @@ from whalefl.federation.engine import use_precision
 from whalefl.federation.orders import Order, Outcome
 from whalefl.federation.stacks import PRECISIONS, Key, Precision, Stack, stack_key
 from whalefl.federation.training import Training
-from whalefl.subnet.aggregation import PartialSums, by_plan, counting_mask, split_flat
+from whalefl.subnet.aggregation import PartialSums, by_plan, counting_weight, join_flat, split_flat
 from whalefl.subnet.slicing import Weights, plan_index, plan_key
 from whalefl.tasks.task import Shape, Task
 
@@ -76,7 +76,7 @@ class GraphEngine:
 
     def _load(self, weights: Weights, placed: Placed) -> Iterator[Nested]:
         """Copy slices and orders in; whatever the sums will need is sent along, since sending later would wait."""
-        whole = torch.cat([weights[name].flatten() for name in self.task.axes.shapes])
+        whole = join_flat(self.task.axes, weights)
         for places in by_plan(self.task.axes, [order.contribution for _, order in placed]):
             members = [placed[place] for place in places]
             nested = Nested([slot for slot, _ in members], self._position(*members[0]), self._shares(members))
@@ -99,17 +99,17 @@ class GraphEngine:
 
     def _shares(self, members: Placed) -> dict[str, Tensor]:
         """By how much each device's rows of a parameter count, where that is not 1 for all of them."""
-        shares: dict[str, Tensor] = {}
         axes, contributions = self.task.axes, [order.contribution for _, order in members]
-        weights = torch.tensor([contribution.weight for contribution in contributions], dtype=torch.float64)
-        for name, shape in axes.shapes.items():
-            masks = [counting_mask(axes, name, contribution) for contribution in contributions]
-            scale = weights.view(-1, *[1] * len(shape))
-            if masks[0] is not None:
-                shares[name] = scale * torch.stack([mask for mask in masks if mask is not None])
-            elif any(contribution.weight != 1 for contribution in contributions):
-                shares[name] = scale
-        return {name: share.to(self.place) for name, share in shares.items()}
+        weighted = any(contribution.weight != 1 for contribution in contributions)
+        shares = {}
+        for name in axes.shapes if weighted else axes.labels:
+            own = [counting_weight(axes, name, [contribution]) for contribution in contributions]
+            if own[0] is not None:
+                shares[name] = torch.stack([rows for rows in own if rows is not None]).to(self.place)
+            elif weighted:
+                weights = torch.tensor([contribution.weight for contribution in contributions], device=self.place)
+                shares[name] = weights.view(-1, *[1] * len(axes.shapes[name]))
+        return shares
 
     def _replay(self, placed: Placed) -> None:
         main = torch.cuda.current_stream()
@@ -132,7 +132,7 @@ class GraphEngine:
             for name, share in nested.shares.items():
                 start, stop, shape = nested.slots[0].spans[name]
                 own = copies[:, start:stop].view(len(copies), *shape)
-                total[start:stop] = (own * share).sum(dim=0).flatten()
+                total[start:stop] = (own * share).sum(dim=0, dtype=torch.float64).flatten()
             sums.flat.index_add_(0, nested.position, total)
         sums.contributions = [order.contribution for _, order in placed]
         return sums

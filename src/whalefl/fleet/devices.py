@@ -49,6 +49,7 @@ def measured_times() -> dict[str, dict[float, float]]:
     return times
 
 
+@cache
 def seconds_per_sample(kind: str, flops: float) -> float:
     """The training time per sample of a model with this many FLOPs on a kind of device."""
     points = sorted((REFERENCE_FLOPS[width], seconds) for width, seconds in measured_times()[kind].items())

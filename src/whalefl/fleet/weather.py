@@ -7,7 +7,9 @@ last one.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from functools import lru_cache
 from math import log2
 
 import numpy as np
@@ -53,6 +55,8 @@ class Weather:
         require(0 < free <= 1, "least_free_memory", free, "above 0 and at most 1")
 
 
+_REMEMBERED = 4096  # slots: a round asks for the latest ones of every device again and again
+
 WEATHERS = {"default": Weather(), "calm": Weather(load_factor=1.0), "rough": Weather(load_factor=4.0)}
 
 
@@ -61,15 +65,23 @@ def fading_gain(h: float) -> float:
     return min(1.2, max(0.1, log2(1 + 10 * h) / log2(11)))
 
 
+@lru_cache(_REMEMBERED)
+def redraws(seed: int, name: str, device: int, slot: int, mean_s: float) -> tuple[list[float], list[float]]:
+    """The moments in a slot of length `mean_s` at which a process is drawn anew, and its state before and after each.
+
+    Redraws form a Poisson process: one expected in each slot, at uniform moments.
+    """
+    rng = stream(seed, name, device, slot)
+    moments = np.sort(rng.uniform(slot * mean_s, (slot + 1) * mean_s, rng.poisson(1.0)))
+    return moments.tolist(), rng.random(len(moments) + 1).tolist()
+
+
 def latest_draw(seed: int, name: str, device: int, at_s: float, mean_s: float) -> float:
     """The state at `at_s` of a process that draws a new uniform number in [0, 1) after every Exp(mean_s)."""
     slot = int(at_s // mean_s)
     while True:
-        rng = stream(seed, name, device, slot)
-        # Redraws form a Poisson process: one expected in each slot of length mean_s, at uniform moments.
-        moments = np.sort(rng.uniform(slot * mean_s, (slot + 1) * mean_s, rng.poisson(1.0)))
-        states = rng.random(len(moments) + 1)
-        passed = int(np.searchsorted(moments, at_s, side="right"))
+        moments, states = redraws(seed, name, device, slot, mean_s)
+        passed = bisect_right(moments, at_s)
         if passed:
             return float(states[passed])
         if slot == 0:

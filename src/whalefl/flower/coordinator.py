@@ -242,17 +242,16 @@ class Coordinator:
         """Send every device its slice, and add up what comes back and holds up."""
         harvest = Harvest(PartialSums(self.federation.task.axes))
         errands: dict[int, Errand] = {}
+        slices: dict[tuple[bytes, ...], tuple[Weights, bytes]] = {}
         letters = []
-        blocks: dict[tuple[bytes, ...], bytes] = {}  # devices with the same plan get the same bytes
         for peer in peers:
-            errand = self._errand(peer, number)
-            key = plan_key(self.federation.task.axes, errand.plan)
-            if key not in blocks:
-                blocks[key] = to_block(errand.piece)
-            order = Train(number, errand.level, Ask(following, self._trial()), peer.exchange_s)
-            most = most_block_bytes(sum(tensor.numel() for tensor in errand.piece.values()))
-            letters.append(Letter(peer, to_json(order), blocks[key], most))
-            errands[peer.node] = errand
+            level = peer.wish.level
+            plan = plan_of(self.federation, peer.device, number, level)
+            piece, block = self._slice(plan, slices)
+            errands[peer.node] = Errand(level, plan, piece)
+            order = Train(number, level, Ask(following, self._trial()), peer.exchange_s)
+            most = most_block_bytes(sum(tensor.numel() for tensor in piece.values()))
+            letters.append(Letter(peer, to_json(order), block, most))
 
         def take(letter: Letter, arrival: Arrival) -> None:
             try:
@@ -263,10 +262,13 @@ class Coordinator:
         self.post.exchange("train", number, letters, take)
         return harvest
 
-    def _errand(self, peer: Peer, number: int) -> Errand:
-        level = peer.wish.level
-        plan = plan_of(self.federation, peer.device, number, level)
-        return Errand(level, plan, cut(self.federation.task.axes, self.state.weights, plan))
+    def _slice(self, plan: Plan, known: dict[tuple[bytes, ...], tuple[Weights, bytes]]) -> tuple[Weights, bytes]:
+        """The slice of a plan and its bytes, cut once for all devices that have the same plan."""
+        key = plan_key(self.federation.task.axes, plan)
+        if key not in known:
+            piece = cut(self.federation.task.axes, self.state.weights, plan)
+            known[key] = (piece, to_block(piece))
+        return known[key]
 
     def _add(self, harvest: Harvest, letter: Letter, errand: Errand, number: int, arrival: Arrival) -> None:
         """Add a reply that holds up; raises before anything is added if it does not."""

@@ -49,7 +49,7 @@ def load_memory(path: Path, terms: str) -> Memory:
         memory = TypeAdapter(Memory).validate_json(path.read_text(encoding="utf8"))
     except (ValidationError, ValueError) as error:
         raise WhaleflError(f"{path} cannot be read; remove it to let the device begin anew") from error
-    return memory if memory.terms == terms else Memory(terms, curve=memory.curve)
+    return memory if memory.terms == terms else Memory(terms)
 
 
 def save_memory(path: Path, memory: Memory) -> None:

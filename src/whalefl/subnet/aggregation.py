@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -85,8 +86,8 @@ class PartialSums:
         eq:HeteroFLaggre1 and eq:aggre: W_g = W_g^P u U_{p=2..P} (W_g^{p-1} \ W_g^p), where each region is the mean
         over the devices whose slice contains it. Written per coordinate: w_c = (1/|M_c|) sum_{m in M_c} w_{m,c}.
         """
-        old = torch.cat([weights[name].flatten() for name in self.sums])
-        count = torch.cat([counts[name].flatten() for name in self.sums]).to(old.device)
+        old = join_flat(self.axes, weights)
+        count = join_flat(self.axes, counts).to(old.device)
         return split_flat(self.axes, torch.where(count > 0, self.flat / count, old.double()).to(old.dtype))
 
 
@@ -94,6 +95,11 @@ def split_flat(axes: Axes, flat: Tensor) -> dict[str, Tensor]:
     """The parameters of the whole model as views of one piece of memory that holds them one after another."""
     parts = torch.split(flat, [prod(shape) for shape in axes.shapes.values()])
     return {name: part.view(shape) for part, (name, shape) in zip(parts, axes.shapes.items(), strict=True)}
+
+
+def join_flat(axes: Axes, parameters: Weights) -> Tensor:
+    """All parameters one after another: the inverse of `split_flat`."""
+    return torch.cat([parameters[name].flatten() for name in axes.shapes])
 
 
 def count_devices(
@@ -104,11 +110,23 @@ def count_devices(
     counts = split_flat(axes, torch.zeros(axes.count, device=device))
     for group in by_plan(axes, contributions):
         members = [contributions[place] for place in group]
+        everyone = sum(member.weight for member in members)
         for name, index in plan_index(axes, members[0].plan).items():
-            masks = [counting_mask(axes, name, member) for member in members]
-            total = sum(m.weight if mask is None else m.weight * mask for m, mask in zip(members, masks, strict=True))
-            add_at(counts[name], index, total.to(device) if isinstance(total, Tensor) else total)
+            rows = counting_weight(axes, name, members)
+            add_at(counts[name], index, everyone if rows is None else rows.to(device))
     return counts
+
+
+def counting_weight(axes: Axes, name: str, contributions: Sequence[Contribution]) -> Tensor | None:
+    """The weight of those who count, row by row, shaped to broadcast over a slice; None where everyone counts."""
+    if name not in axes.labels or all(contribution.owned is None for contribution in contributions):
+        return None
+    shape = [-1 if d == axes.labels[name] else 1 for d in range(len(axes.parameters[name]))]
+    rows = [
+        c.weight if c.owned is None else c.weight * axes.counting_rows(name, c.owned).astype(np.float32)
+        for c in contributions
+    ]
+    return torch.from_numpy(np.asarray(sum(rows), dtype=np.float32)).reshape(shape)
 
 
 def by_plan(axes: Axes, contributions: Sequence[Contribution]) -> list[list[int]]:

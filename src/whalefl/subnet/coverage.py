@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whalefl.subnet.aggregation import Contribution
-from whalefl.subnet.axes import Axes
+from whalefl.subnet.aggregation import Contribution, join_flat, split_flat
+from whalefl.subnet.axes import Axes, Dimension
 from whalefl.subnet.slicing import Weights, placement
 from whalefl.values import CountShare, Coverage
 
@@ -28,7 +28,7 @@ _MOST_CLASSES = 1000  # beyond that labels are words, and how many of them a reg
 
 
 def never_trained(axes: Axes, device: torch.device | str = "cpu") -> LastTrained:
-    return {name: torch.zeros(shape, dtype=torch.int32, device=device) for name, shape in axes.shapes.items()}
+    return split_flat(axes, torch.zeros(axes.count, dtype=torch.int32, device=device))
 
 
 def cover(
@@ -38,11 +38,10 @@ def cover(
 
     `counts` is what `count_devices` says of the contributions.
     """
-    last = {name: torch.where(counts[name] > 0, round, old) for name, old in last.items()}
-    # One transfer for all parameters: on a GPU every read of a number would wait for it.
-    totals = torch.stack([tensor.sum(dtype=torch.int64) for tensor in last.values()]).sum()
-    oldest = torch.stack([tensor.min() for tensor in last.values()]).min()
-    mean_last, first = float(totals) / axes.count, int(oldest)
+    trained = torch.where(join_flat(axes, counts) > 0, round, join_flat(axes, last))
+    # One transfer: on a GPU every read of a number waits.
+    total, first = torch.stack([trained.sum(dtype=torch.int64), trained.min().long()]).tolist()
+    mean_last = total / axes.count
     shares = count_shares(axes, contributions)
     return (
         Coverage(
@@ -52,7 +51,7 @@ def cover(
             oldest_age=round - first,
             counts=shares,
         ),
-        last,
+        split_flat(axes, trained),
     )
 
 
@@ -80,15 +79,19 @@ def count_shares(axes: Axes, contributions: Sequence[Contribution]) -> tuple[Cou
 def parameter_cells(axes: Axes, contributions: Sequence[Contribution]) -> Iterator[Cells]:
     """The cells of every parameter: the intersections of the cells of its dimensions."""
     positions = [placement(axes, contribution.plan).positions for contribution in contributions]
+    found: dict[tuple[Dimension, bool], Cells] = {}  # most parameters share their dimensions with others
     for name, dims in axes.parameters.items():
         trained, sizes = np.ones((1, len(contributions)), dtype=bool), np.ones(1, dtype=np.int64)
         for d, dim in enumerate(dims):
-            keeps = np.zeros((axes.size(dim), len(contributions)), dtype=bool)
-            for column, contribution in enumerate(contributions):
-                keeps[positions[column][name][d], column] = True
-                if axes.labels.get(name) == d and contribution.owned is not None:
-                    keeps[:, column] &= axes.counting_rows(name, contribution.owned)
-            more, lengths = _grouped(keeps)
+            labels = axes.labels.get(name) == d
+            if (dim, labels) not in found:
+                keeps = np.zeros((axes.size(dim), len(contributions)), dtype=bool)
+                for column, contribution in enumerate(contributions):
+                    keeps[positions[column][name][d], column] = True
+                    if labels and contribution.owned is not None:
+                        keeps[:, column] &= axes.counting_rows(name, contribution.owned)
+                found[dim, labels] = _grouped(keeps)
+            more, lengths = found[dim, labels]
             trained = (trained[:, None, :] & more[None, :, :]).reshape(-1, len(contributions))
             sizes = (sizes[:, None] * lengths[None, :]).reshape(-1)
         yield trained, sizes

@@ -18,7 +18,7 @@ _GRACE_S = 5.0
 _LEASH = (
     "import ctypes, os, signal, sys; "
     "ctypes.CDLL(None).prctl(1, signal.SIGKILL); "  # PR_SET_PDEATHSIG
-    "os.execv(sys.argv[1], sys.argv[1:])"
+    "os.execvp(sys.argv[1], sys.argv[1:])"
 )
 
 

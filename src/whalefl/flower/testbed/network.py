@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from whalefl.errors import WhaleflError
-from whalefl.flower.deploy.processes import program
+from whalefl.flower.deploy.processes import leashed, program
 from whalefl.flower.deploy.setup import create_federation
 from whalefl.flower.folders import DeviceFolder, ServerFolder
 from whalefl.flower.journal import EVENTS, STATUS
@@ -43,10 +43,14 @@ class Network:
         return DeviceFolder(self.root / "f" / f"device-{index}")
 
     def start(self, name: str, command: Sequence[str]) -> int:
-        """Start a command in a session of its own; returns its process id."""
+        """Start a command in a session of its own, which ends with this process at the latest; returns its id."""
         with (self.root / f"{name}.out").open("ab") as out:
             self.processes[name] = subprocess.Popen(
-                command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+                leashed(command),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
         return self.processes[name].pid
 

@@ -1,0 +1,1 @@
+"""The two halves of a federation as Flower loads them."""
