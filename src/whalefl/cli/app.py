@@ -131,6 +131,7 @@ def reproduce(
         float | None, typer.Option(help="Start no run that is not expected to end within so many seconds from now.")
     ] = None,
     only_tasks: Annotated[str | None, typer.Option(help="Tasks, comma-separated; all if left out.")] = None,
+    only_methods: Annotated[str | None, typer.Option(help="Methods, comma-separated; all if left out.")] = None,
     seeds: Annotated[int | None, typer.Option(help="The first so many seeds only.")] = None,
     device: Device = None,
     data_dir: DataDir = None,
@@ -142,7 +143,9 @@ def reproduce(
     """Reproduce a table or figure of the paper: make the runs that are missing, then its page under results/."""
     from whalefl.cli.reproduce import Options, reproduce_study
 
-    options = Options(results, work, claims, device, data_dir, only_tasks, seeds, jobs, time_limit, commit)
+    options = Options(
+        results, work, claims, device, data_dir, only_tasks, only_methods, seeds, jobs, time_limit, commit
+    )
     reproduce_study(name, options, plan, report_only)
 
 

@@ -19,6 +19,7 @@ from whalefl.experiments.plan import Entry, Request, plan
 from whalefl.experiments.protocol import TASKS
 from whalefl.experiments.status import write_status
 from whalefl.experiments.store import Store
+from whalefl.federation.methods import METHODS
 
 ALL = "all"
 
@@ -33,6 +34,7 @@ class Options:
     device: str | None
     data_dir: Path | None
     only_tasks: str | None
+    only_methods: str | None
     seeds: int | None
     jobs: int
     time_limit: float | None
@@ -46,7 +48,8 @@ def reproduce_study(name: str, options: Options, plan_only: bool, report_only: b
         require(options.seeds >= 1, "seeds", options.seeds, "at least 1")
     studies = REPORTED if name == ALL else (STUDIES[name],)
     request = Request(
-        tasks=None if options.only_tasks is None else _tasks(options.only_tasks),
+        tasks=_names("only-tasks", options.only_tasks, [setting.task for setting in TASKS]),
+        methods=_names("only-methods", options.only_methods, list(METHODS)),
         seeds=options.seeds,
         device=options.device or "cpu",
         data_dir=None if options.data_dir is None else str(options.data_dir),
@@ -61,10 +64,13 @@ def reproduce_study(name: str, options: Options, plan_only: bool, report_only: b
     _report(studies, store, options)
 
 
-def _tasks(text: str) -> tuple[str, ...]:
-    names = words("only-tasks", text)
+def _names(option: str, text: str | None, known: Sequence[str]) -> tuple[str, ...] | None:
+    """The names that an option lists; None where it was left out."""
+    if text is None:
+        return None
+    names = words(option, text)
     for name in names:
-        require_one_of("only-tasks", name, [setting.task for setting in TASKS])
+        require_one_of(option, name, known)
     return tuple(names)
 
 

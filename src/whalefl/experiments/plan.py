@@ -26,9 +26,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asks for: some tasks only, the first so many seeds only, and where to compute."""
+    """What a user asks for: some tasks or methods only, the first so many seeds only, and where to compute."""
 
     tasks: tuple[str, ...] | None = None
+    methods: tuple[str, ...] | None = None
     seeds: int | None = None
     device: str = "cpu"
     data_dir: str | None = None
@@ -56,6 +57,8 @@ def plan(cells: Iterable[Cell], store: Store, costs: Costs, request: Request) ->
 def _wanted(cells: Iterable[Cell], request: Request) -> Iterator[tuple[tuple[int, int, int], Run, str]]:
     for position, cell in enumerate(cells):
         if request.tasks is not None and cell.setting.task not in request.tasks:
+            continue
+        if request.methods is not None and cell.method not in request.methods:
             continue
         for number, seed in enumerate(cell.all_seeds[: request.seeds]):
             rank = (cell.rank + number // _TOGETHER, number, position)

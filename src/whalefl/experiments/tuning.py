@@ -47,19 +47,9 @@ def variants(method: str) -> tuple[Variant, ...]:
         case "fixed":
             return tuple((name, fixed_levels(levels)) for name, levels in LEVEL_MAPS.items())
         case _:
-            rules = (("trace", "unit"), ("unit", "full"))
             return tuple(
-                (f"Fisher {fisher}, reference {slice_}", whale_rule(fisher, slice_)) for fisher, slice_ in rules
+                (f"U_th at quantile {quantile:g}", (("whale.quantile", quantile),)) for quantile in (0.6, 0.75)
             )
-
-
-def whale_rule(fisher: str, reference: str) -> Overrides:
-    return (
-        ("whale.beta", 2.0),
-        ("whale.quantile", 0.5),
-        ("whale.fisher", fisher),
-        ("whale.se_reference", reference),
-    )
 
 
 def tuning_cells(setting: Setting) -> tuple[Cell, ...]:
