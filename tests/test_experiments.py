@@ -278,7 +278,7 @@ def test_guesses_know_tasks_methods_and_machines() -> None:
 
 
 def test_the_command_prints_a_plan_and_refuses_what_it_does_not_know(tmp_path: Path, capsys) -> None:
-    options = Options(tmp_path, tmp_path, None, "cuda", None, "mnist", 1, 4, None, "abc")
+    options = Options(tmp_path, tmp_path, None, "cuda", None, "mnist", None, 1, 4, None, "abc")
     reproduce_study("table3", options, plan_only=True, report_only=False)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 * len(SEVEN) + 1

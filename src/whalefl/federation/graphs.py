@@ -22,7 +22,7 @@ from whalefl.federation.engine import use_precision
 from whalefl.federation.orders import Order, Outcome
 from whalefl.federation.stacks import PRECISIONS, Key, Precision, Stack, stack_key
 from whalefl.federation.training import Training
-from whalefl.subnet.aggregation import PartialSums, by_plan, counting_weight, join_flat, split_flat
+from whalefl.subnet.aggregation import Contribution, PartialSums, by_plan, counting_weight, join_flat, split_flat
 from whalefl.subnet.slicing import Weights, plan_index, plan_key
 from whalefl.tasks.task import Shape, Task
 
@@ -42,6 +42,7 @@ class GraphEngine:
         self.place = task.train.inputs.device
         self._slots: dict[Key, list[Slot]] = defaultdict(list)
         self._positions: dict[tuple[bytes, ...], Tensor] = {}
+        self._known_shares: dict[object, Tensor] = {}
         self._streams = [torch.cuda.Stream() for _ in range(_STREAMS)]  # type: ignore[no-untyped-call]
         use_precision(precision)
 
@@ -99,17 +100,23 @@ class GraphEngine:
 
     def _shares(self, members: Placed) -> dict[str, Tensor]:
         """By how much each device's rows of a parameter count, where that is not 1 for all of them."""
-        axes, contributions = self.task.axes, [order.contribution for _, order in members]
-        weighted = any(contribution.weight != 1 for contribution in contributions)
-        shares = {}
-        for name in axes.shapes if weighted else axes.labels:
-            own = [counting_weight(axes, name, [contribution]) for contribution in contributions]
-            if own[0] is not None:
-                shares[name] = torch.stack([rows for rows in own if rows is not None]).to(self.place)
-            elif weighted:
-                weights = torch.tensor([contribution.weight for contribution in contributions], device=self.place)
-                shares[name] = weights.view(-1, *[1] * len(axes.shapes[name]))
-        return shares
+        contributions = [order.contribution for _, order in members]
+        axes, names = self.task.axes, list[str]()
+        if any(contribution.weight != 1 for contribution in contributions):
+            names = list(axes.shapes)
+        elif any(contribution.owned is not None for contribution in contributions):
+            names = list(axes.labels)
+        return {name: torch.stack([self._share(name, c) for c in contributions]) for name in names}
+
+    def _share(self, name: str, contribution: Contribution) -> Tensor:
+        """By how much a device's rows of a parameter count; kept on the GPU, since devices come again."""
+        key = (name, contribution.owned, contribution.weight)
+        if key not in self._known_shares:
+            rows = counting_weight(self.task.axes, name, [contribution])
+            if rows is None:
+                rows = torch.full([1] * len(self.task.axes.shapes[name]), contribution.weight)
+            self._known_shares[key] = rows.to(self.place)
+        return self._known_shares[key]
 
     def _replay(self, placed: Placed) -> None:
         main = torch.cuda.current_stream()
@@ -118,8 +125,9 @@ class GraphEngine:
         for step in range(max(len(order.batches) for _, order in placed)):
             for number, (slot, order) in enumerate(placed):
                 if step < len(order.batches):
-                    with torch.cuda.stream(self._streams[number % _STREAMS]):
-                        slot.replay(measured=step in order.fisher_steps)
+                    torch.cuda.set_stream(self._streams[number % _STREAMS])
+                    slot.replay(measured=step in order.fisher_steps)
+        torch.cuda.set_stream(main)
         for stream in self._streams:
             main.wait_stream(stream)
 

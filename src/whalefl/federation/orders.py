@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,12 +66,11 @@ def outcome_of(task: Task, order: Order, parameters: int, results: Tensor) -> Ou
     `results` has three rows: the loss of every step, and the squared norms of the score gradient over the slice and
     over the unit inside it, the latter for the first so many columns as there are measurements.
     """
-    loss = float(results[0].mean())
+    losses, *norms = results.tolist()
+    loss = sum(losses) / len(losses)
     scored = order.batches.shape[1] * task.train.targets[0].numel()
-    whole, unit = (
-        tuple(fisher_trace(norm, scored) for norm in row[: len(order.fisher_steps)].tolist()) for row in results[1:]
-    )
-    if not np.isfinite([loss, *whole]).all():
+    whole, unit = (tuple(fisher_trace(norm, scored) for norm in row[: len(order.fisher_steps)]) for row in norms)
+    if not all(isfinite(value) for value in (loss, *whole)):
         raise WhaleflError(f"training diverged on device {order.device}: its loss is {loss}; lr must be smaller")
     fisher = FisherEntry(order.level, parameters, whole, unit) if whole else None
     return Outcome(order.device, loss, fisher)
