@@ -66,6 +66,7 @@ SCENARIOS: dict[str, dict[str, Scenario]] = {
     for device, scenarios in {
         "cpu": (
             Scenario("mixed", _MIXED, 10),
+            Scenario("mixed-measured", _MIXED, 10, fisher=2),
             Scenario("full", _FULL, 10),
             Scenario("narrow", (0, 0, 0, 0, 100), 10),
         ),

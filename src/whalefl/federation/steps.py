@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +45,13 @@ class Learner:
     momentum: list[Tensor]
     absent: Tensor | None
     unit: list[Tensor]
+
+
+    @cached_property
+    def in_memory(self) -> list[tuple[list[Tensor], list[Tensor]]]:
+        """For each copy its weights and their momentum, as they lie in memory."""
+        parts = (by_copy([t.detach() for t in tensors], self.copies) for tensors in (self.weights, self.momentum))
+        return [(as_in_memory(weights), as_in_memory(momentum)) for weights, momentum in zip(*parts, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,13 +143,12 @@ def sgd_step(training: Training, lr: float | Tensor, learner: Learner, steps: Se
     if training.clip > 0:  # a gradient is divided by its scale
         norms = squared_norms(steps, learner.copies).sqrt()
         scales = ((norms + 1e-6) / training.clip).clamp(min=1.0).float().unbind()
-    parts = (by_copy(tensors, learner.copies) for tensors in (learner.weights, steps, learner.momentum))
-    for weights, own, momentum, scale in zip(*parts, scales, strict=True):
-        # One pass over memory. It goes by position in memory, hence `gradients` lays them out like the weights.
+    own = by_copy(steps, learner.copies)
+    for (weights, momentum), gradient, scale in zip(learner.in_memory, own, scales, strict=True):
         torch._fused_sgd_(
             weights,
-            own,
-            momentum if training.momentum > 0 else (),
+            as_in_memory(gradient),
+            momentum if training.momentum > 0 else [],
             weight_decay=training.weight_decay,
             momentum=training.momentum,
             lr=lr,
@@ -151,3 +158,8 @@ def sgd_step(training: Training, lr: float | Tensor, learner: Learner, steps: Se
             is_first_step=False,
             grad_scale=scale,
         )
+
+
+def as_in_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Views of dense tensors in the order of their memory, so that one pass goes over tensors of one layout alike."""
+    return [tensor if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,)) for tensor in tensors]

@@ -10,6 +10,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from whalefl.flower.leash import die_with_parent
 from whalefl.flower.records import from_records, to_records
 from whalefl.flower.relay import Parcel, ask
 
@@ -26,6 +27,7 @@ def make_app() -> ClientApp:
 
 def relay(message: Message, context: Context) -> Message:
     """The worker's answer to a message; the node's configuration says where it listens and how to cut chunks."""
+    die_with_parent()
     body, block = from_records(message.content, _MOST_BYTES)
     worker, chunk_kb = context.node_config["socket"], context.node_config["chunk-kb"]
     answer = ask(Path(str(worker)), Parcel(message.metadata.message_id, body, block), _PATIENCE_S)

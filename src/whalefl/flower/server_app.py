@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from whalefl.federation.simulation import use_one_thread
 from whalefl.flower.coordinator import Coordinator
 from whalefl.flower.folders import ServerFolder
+from whalefl.flower.leash import die_with_parent
 from whalefl.flower.lock import only_one
 from whalefl.flower.parties import federation_on_server
 from whalefl.flower.terms import read_deployment
@@ -27,6 +28,7 @@ def serve(grid: Grid, context: Context) -> None:
     """Run what the server's folder says; the run's configuration names the folder."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would report every request
+    die_with_parent()  # Flower's own way of ending may wait for a SuperLink that is gone
     use_one_thread()
     folder = ServerFolder(Path(str(context.run_config["folder"])))
     deployment = read_deployment(folder.terms)

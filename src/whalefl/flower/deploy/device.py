@@ -14,6 +14,7 @@ from whalefl.flower.relay import socket_path
 from whalefl.flower.stopwatch import LINK_FILE, Stopwatch
 
 log = logging.getLogger("whalefl.deploy")
+WORKER = "whalefl.flower.worker"
 _POLL_S = 0.5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
 _SETTLED_S = 60.0
@@ -62,7 +63,7 @@ def run_device(folder: DeviceFolder) -> None:
     environment = flower_environment(folder.path.resolve() / "flower")
 
     def start_worker() -> Child:
-        command = [sys.executable, "-m", "whalefl.flower.worker", str(folder.path)]
+        command = [sys.executable, "-m", WORKER, str(folder.path)]
         return Child("worker", command, folder.log)
 
     def start_supernode() -> Child:

@@ -15,9 +15,11 @@ from whalefl.errors import WhaleflError
 from whalefl.flower import QUIET
 
 _GRACE_S = 5.0
+_ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _LEASH = (
-    "import ctypes, os, signal, sys; "
-    "ctypes.CDLL(None).prctl(1, signal.SIGKILL); "  # PR_SET_PDEATHSIG
+    "import os, sys; "
+    "from whalefl.flower.leash import die_with_parent; "
+    "die_with_parent(); "
     "os.execvp(sys.argv[1], sys.argv[1:])"
 )
 
@@ -90,8 +92,8 @@ class Child:
 
 
 def leashed(command: Sequence[str]) -> list[str]:
-    """The command so that it ends with its supervisor, however that ends (on Linux)."""
-    return [sys.executable, "-S", "-c", _LEASH, *command] if sys.platform == "linux" else list(command)
+    """The command so that it ends with its supervisor, however that ends."""
+    return [sys.executable, "-c", _LEASH, *command]
 
 
 def run_quietly(command: Sequence[str], environment: Mapping[str, str], log: Path, seconds: float = 60.0) -> str:
@@ -114,9 +116,12 @@ def run_quietly(command: Sequence[str], environment: Mapping[str, str], log: Pat
 
 
 def end_on_signals() -> None:
-    """Turn SIGTERM into the same orderly end as Ctrl-C."""
+    """Let SIGTERM, SIGHUP and Ctrl-C (which a shell may have switched off) end this process in good order."""
 
     def stop(_number: int, _frame: object) -> None:
+        for number in _ENDINGS:  # one is enough: what is being taken down must not be interrupted
+            signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, stop)
+    for number in _ENDINGS:
+        signal.signal(number, stop)

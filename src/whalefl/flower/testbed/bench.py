@@ -16,6 +16,7 @@ from whalefl.errors import WhaleflError, require
 from whalefl.execution import prepared
 from whalefl.federation.rounds import Federation
 from whalefl.fleet.devices import Fleet
+from whalefl.flower.deploy.processes import end_on_signals
 from whalefl.flower.memory import Curve, load_memory
 from whalefl.flower.resident import MEMORY
 from whalefl.flower.terms import Deployment, Terms
@@ -70,10 +71,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Lab:
-    """The ground and the quotas that all runs share."""
+    """The ground and the quotas that all runs share: for each device one for its worker and one for the rest."""
 
     ground: Ground
     quotas: tuple[Quota, ...]
+    worker_quotas: tuple[Quota, ...]
     cores: tuple[float, ...]
 
 
@@ -82,8 +84,9 @@ def lab(cores: Sequence[float]) -> Iterator[Lab]:
     reason = why_not()
     if reason is not None:
         raise WhaleflError(f"there can be no testbed here: {reason}")
-    with ground(len(cores)) as built, quotas(len(cores)) as groups:
-        yield Lab(built, groups, tuple(cores))
+    devices = len(cores)
+    with ground(devices) as built, quotas(2 * devices) as groups:
+        yield Lab(built, groups[:devices], groups[devices:], tuple(cores))
 
 
 def run_testbed(experiment: Experiment, terms: Terms, plan: Plan, folder: Path, say: Say) -> list[Run]:
@@ -95,6 +98,7 @@ def run_testbed(experiment: Experiment, terms: Terms, plan: Plan, folder: Path, 
     require(len(experiment.fleet) == devices, "fleet", len(experiment.fleet), f"{devices} devices, as many as cores")
     terms = replace(terms, quorum=devices, stop_at_target=True)
     folder.mkdir(parents=True, exist_ok=True)
+    end_on_signals()
     runs = []
     with lab(plan.cores) as place:
         gauges = gauge(place, experiment, terms, plan.gauge_rounds, folder, say)
@@ -150,7 +154,8 @@ def one_run(place: Lab, deployment: Deployment, keep: Path) -> tuple[list[dict[s
         with running(root, deployment, place.ground.address) as network:
             network.start_server()
             for index, (spot, quota) in enumerate(zip(place.ground.places, place.quotas, strict=True)):
-                quota.set(place.cores[index])
+                for limited in (quota, place.worker_quotas[index]):
+                    limited.set(place.cores[index])
                 quota.take(network.start_device(index, spot.enter))
             federation = prepared(deployment.experiment)
             weathering = Weathering(federation.sky, _sites(place, federation), network.status)
@@ -165,8 +170,10 @@ def one_run(place: Lab, deployment: Deployment, keep: Path) -> tuple[list[dict[s
 
 
 def _sites(place: Lab, federation: Federation) -> list[Site]:
-    parts = zip(federation.members, place.ground.places, place.quotas, place.cores, strict=True)
-    return [Site(member.device, spot, quota, cores) for member, spot, quota, cores in parts]
+    return [
+        Site(member.device, place.ground.places[i], place.quotas[i], place.worker_quotas[i], place.cores[i])
+        for i, member in enumerate(federation.members)
+    ]
 
 
 def _curve(network: Network, index: int, deployment: Deployment) -> Curve:

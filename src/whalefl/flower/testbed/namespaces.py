@@ -7,11 +7,13 @@ bridge through a pair of virtual interfaces, both ends shaped by a token bucket,
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from whalefl.errors import WhaleflError
 
@@ -57,9 +59,13 @@ def why_not() -> str | None:
 
 @contextmanager
 def ground(devices: int) -> Iterator[Ground]:
-    """A bridge and so many places; every one of them is taken away again, whatever happens in the block."""
-    mark = os.getpid() % 10000
+    """A bridge and so many places; every one of them is taken away again, whatever happens in the block.
+
+    What a process left that was killed outright is taken away by the next one.
+    """
+    mark = os.getpid()
     subnet, bridge = f"10.213.{mark % 250}", f"wfl{mark}b"
+    _clear_leftovers()
     places = tuple(
         Place(f"wfl{mark}-{index}", inner=f"wfl{mark}i{index}", outer=f"wfl{mark}o{index}") for index in range(devices)
     )
@@ -72,6 +78,18 @@ def ground(devices: int) -> Iterator[Ground]:
         yield Ground(f"{subnet}.1", places)
     finally:
         _tear_down(places, bridge)
+
+
+def _clear_leftovers() -> None:
+    """Namespaces and bridges carry the id of the process that made them."""
+    names = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=False).stdout
+    for namespace, owner in re.findall(r"^(wfl(\d+)-\d+)\b", names, flags=re.M):
+        if not Path(f"/proc/{owner}").exists():
+            _try("ip", "netns", "del", namespace)  # its end of each link goes with it, and so does the other
+    links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=False).stdout
+    for bridge, owner in re.findall(r"\b(wfl(\d+)b):", links):
+        if not Path(f"/proc/{owner}").exists():
+            _try("ip", "link", "del", bridge)
 
 
 def _build(place: Place, bridge: str, address: str) -> None:

@@ -63,8 +63,14 @@ class Quota:
 
 @contextmanager
 def quotas(devices: int, hierarchy: Hierarchy | None = None) -> Iterator[tuple[Quota, ...]]:
-    """So many groups; whatever still runs in them when the block ends is killed, and they are removed."""
+    """So many groups; whatever still runs in them when the block ends is killed, and they are removed.
+
+    Groups carry the id of the process that made them: those of processes that are gone are removed first.
+    """
     place = hierarchy or find_hierarchy()
+    for left in place.path.glob("whalefl-*-*"):
+        if not Path(f"/proc/{left.name.split('-')[1]}").exists():
+            _remove(Quota(left, place.version))
     if place.version == 2:
         _delegate_cpu(place.path)
     groups = tuple(Quota(place.path / f"whalefl-{os.getpid()}-{index}", place.version) for index in range(devices))

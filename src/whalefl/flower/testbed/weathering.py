@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from whalefl.fleet.devices import Device
 from whalefl.fleet.weather import Sky
+from whalefl.flower.deploy.device import WORKER
 from whalefl.flower.testbed.namespaces import Place, shape
 from whalefl.flower.testbed.quotas import Quota
 from whalefl.values import Conditions
@@ -16,12 +18,30 @@ from whalefl.values import Conditions
 
 @dataclass(frozen=True)
 class Site:
-    """A device of the testbed: who it is, where its network is, its quota, and its cores without load."""
+    """A device of the testbed: who it is, where its network is, its quotas, and its cores without load.
+
+    `quota` holds all that the device runs but its worker, which has one of its own: background load slows down
+    computing, and nothing else, in the simulator.
+    """
 
     device: Device
     place: Place
     quota: Quota
+    worker_quota: Quota
     cores: float
+
+    def part_workers(self) -> None:
+        """Move workers that were started since the last time into their own quota."""
+        for process in self.quota.processes():
+            if _is_worker(process):
+                self.worker_quota.take(process)
+
+
+def _is_worker(process: int) -> bool:
+    try:
+        return WORKER in Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:  # it has ended
+        return False
 
 
 class Weathering:
@@ -50,6 +70,7 @@ class Weathering:
         """Set what has changed."""
         now_s = self.now_s()
         for site in self.sites:
+            site.part_workers()
             conditions = self.sky.conditions(site.device, now_s)
             wanted = (conditions.rate_mbps, site.cores / conditions.slowdown)
             if self._applied.get(site.device.index) != wanted:
@@ -58,4 +79,4 @@ class Weathering:
 
     def _set(self, site: Site, conditions: Conditions) -> None:
         shape(site.place, conditions.rate_mbps)
-        site.quota.set(site.cores / conditions.slowdown)
+        site.worker_quota.set(site.cores / conditions.slowdown)
