@@ -35,8 +35,8 @@ Settings without a default, which are off unless given:
 | `fleet.groups[].trace` | a CSV file `time_s,mbps` that replaces the weather's links |
 | `replay.file` | the levels that the policy `replay` hands out: one line a round, one character a device |
 
-Choices: `partition.kind` sigma, iid, dirichlet, groups, contiguous; `norm` batch, group; `engine` auto, plain, graphs;
-`precision` fp32, tf32, bf16 (on a GPU); `training.schedule` constant, cosine; `latency.knowledge` oracle, last, ewma;
+Choices: `partition.kind` sigma, iid, dirichlet, groups, contiguous; `norm` batch, group; `engine` auto, plain, workers,
+graphs; `precision` fp32, tf32, bf16; `training.schedule` constant, cosine; `latency.knowledge` oracle, last, ewma;
 `aggregation.weighting` devices, samples; `whale.preferred_s` and `whale.threshold` a number or auto;
 `whale.se_reference` unit, full; `whale.fisher` trace, unit, mean; `weather` a table or one of default, calm, rough;
 `evaluation.on` test, validation; `replay.order` permuted, drawn; `wait_for` is the share of a round's devices that the

@@ -69,7 +69,8 @@ def main() -> None:
     engine.close()
     shares = [device.share for record in records for device in record.devices]
     result = {
-        "command": f"python benchmarks/whale_run.py --device {arguments.device} --rounds {arguments.rounds}",
+        "command": f"python benchmarks/whale_run.py --device {arguments.device} --rounds {arguments.rounds}"
+        f" --method {arguments.method}",
         "rounds": len(records),
         "total_s": total,
         # Slots are recorded when they are first needed, nearly all of them in the first rounds.

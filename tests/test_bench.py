@@ -209,7 +209,10 @@ def test_the_command_prints_a_table_and_leaves_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--scenario", "mied"), "whalefl: scenario is 'mied'; it must be one of mixed, mixed-measured, full, narrow (did you mean"),
+        (
+            ("--scenario", "mied"),
+            "whalefl: scenario is 'mied'; it must be one of mixed, mixed-measured, full, narrow (did you mean",
+        ),
         (("--variants", "graphs"), "whalefl: variants is 'graphs'; it must be one of plain-loop, plain,"),
         (("--repeats", "0"), "whalefl: repeats is 0; it must be at least 1"),
         (("--iterations", "0"), "whalefl: iterations is 0; it must be at least 1"),

@@ -156,7 +156,6 @@ def check_twins(folder: Path, bad: list[str], good: list[str], named: str) -> No
         (("run", "--set", "task=mnist"), "task must be given"),
         (("compare", "--set", "seed=5"), "seed must be given"),
         (("compare", "--sweep", "target=0.5,0.9"), "target must be given"),
-        (("run", "--set", "precision=bf16"), "precision is 'bf16'"),
         (("walk",), "walk"),
     ],
 )
@@ -184,3 +183,12 @@ def test_an_occupied_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
 
 def test_version(tmp_path: Path) -> None:
     assert whalefl("--version", cwd=tmp_path).stdout.startswith("whalefl 0.")
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_ends_the_others(tmp_path: Path) -> None:
+    """Even those that have more to report than anybody will read."""
+    runs = ("compare", "digits", "--methods", "heterofl", "--sweep", "training.lr=0.01,1e30", "--jobs", "2")
+    done = whalefl(*runs, "--set", "training.clip=0", "--rounds", "400", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.strip().startswith("whalefl: training diverged")

@@ -449,6 +449,24 @@ def test_link_rates_from_the_stopwatch_or_from_the_server() -> None:
     assert probes.told_mbps(None, 2.0, 1_250_000) is None
 
 
+def test_a_device_short_of_memory_takes_the_widest_slice_that_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federated = make_coordinator(digits_deployment("fedavg", rounds=1), tmp_path)
+    works = federated.federation.members[0].works
+    monkeypatch.setattr(probes, "free_memory_mb", lambda: works[2].memory_mb)
+    federated._gather_fleet()
+    assert {peer.wish.level for peer in federated.peers.values()} == {3}
+
+
+def test_load_slows_a_device_down_once_cores_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    for percent, slowdown in ((0.0, 1.0), (75.0, 1.0), (100.0, 1.25)):
+        monkeypatch.setattr("psutil.cpu_percent", lambda interval, percent=percent: percent)
+        assert probes.load_slowdown(1) == slowdown
+
+
 def test_a_curve_never_falls() -> None:
     assert probes.rising([(1.0, 2.0), (2.0, 1.0), (3.0, 4.0)]) == ((1.0, 2.0), (2.0, 2.0), (3.0, 4.0))
 
@@ -459,6 +477,15 @@ def test_a_folder_that_is_none_gets_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "device.toml").write_text('device = 0\nserver = "nohost"\nchunk_kb = 8\n')
     with pytest.raises(WhaleflError, match="HOST:PORT"):
         DeviceFolder(tmp_path).settings()
+
+
+def test_devices_with_data_of_their_own_train_and_score_without_the_servers(tmp_path: Path) -> None:
+    deployment = digits_deployment("fedavg", rounds=1, federation={"data": "own", "evaluation": "devices"})
+    federated = make_coordinator(deployment, tmp_path)
+    federated.run()
+    assert {peer.examples for peer in federated.peers.values()} == {1438}
+    assert federated.record is not None and federated.record.accuracy is not None
+    assert not (tmp_path / "run" / "levels.json").exists() and (tmp_path / "run" / "model.safetensors").exists()
 
 
 def test_a_server_without_data_still_knows_the_model() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -61,12 +64,10 @@ def test_everything_is_taken_away_whatever_happens() -> None:
         names = [spot.namespace for spot in place.ground.places]
         sleeper = subprocess.Popen(["sleep", "1000"])
         place.quotas[0].take(sleeper.pid)
-        listed = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
-        assert all(name in listed for name in names)
+        assert all(name in namespaces() for name in names)
         raise RuntimeError("something")
-    listed = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
     links = subprocess.run(["ip", "link"], capture_output=True, text=True, check=True).stdout
-    assert not any(name in listed for name in names) and place.ground.places[0].outer not in links
+    assert not any(name in namespaces() for name in names) and place.ground.places[0].outer not in links
     assert sleeper.wait(5) == -9 and not place.quotas[0].path.exists()
 
 
@@ -96,3 +97,33 @@ def test_a_quota_slows_a_process_down() -> None:
         quota.take(process.pid)
         out, _ = process.communicate()
     assert 1.2 < float(out) < 3.5
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_what_a_killed_testbed_leaves_is_taken_away(how: signal.Signals) -> None:
+    script = (
+        "import time\n"
+        "from whalefl.flower.deploy.processes import end_on_signals\n"
+        "from whalefl.flower.testbed.bench import lab\n"
+        "end_on_signals()\n"
+        "with lab((0.5,)) as place:\n"
+        "    print(place.ground.places[0].namespace, place.quotas[0].path, flush=True)\n"
+        "    time.sleep(1000)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    namespace, group = process.stdout.readline().split()
+    assert namespace in namespaces() and Path(group).exists()
+    process.send_signal(how)
+    process.communicate()
+    if how == signal.SIGKILL:  # nobody can clean up after that but the next one
+        assert namespace in namespaces()
+        with lab((0.5,)):
+            pass
+    assert namespace not in namespaces() and not Path(group).exists()
+
+
+def namespaces() -> str:
+    return subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout

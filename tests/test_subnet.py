@@ -15,7 +15,7 @@ from whalefl.subnet.aggregation import Contribution, PartialSums, count_devices
 from whalefl.subnet.axes import Axes, Plan, Segment, Whole
 from whalefl.subnet.coverage import count_shares, cover, never_trained
 from whalefl.subnet.plans import EXTRACTIONS, Prefix, Random, Rolling, kept
-from whalefl.subnet.slicing import as_tensors, cut, inside, plan_index, put_back, sliced_axes
+from whalefl.subnet.slicing import cut, inside, put_back, sliced_axes
 
 LABELS = 3
 
@@ -236,13 +236,14 @@ def test_kept_rounds_up_and_keeps_at_least_one(size: int, width: float, count: i
     assert kept(size, width) == count
 
 
-@settings(max_examples=50, deadline=None)
-@given(rounds())
-def test_an_index_of_tensors_selects_the_same(case: tuple[Axes, list[Contribution]]) -> None:
-    axes, contributions = case
-    weights = random_weights(axes, 0)
-    for name, index in plan_index(axes, contributions[0].plan).items():
-        assert torch.equal(weights[name][as_tensors(index)], weights[name][index])
+def test_devices_that_tell_their_labels_and_devices_that_do_not_are_averaged_together() -> None:
+    axes = Axes.of({"n": 2}, {"w": (3, "n")}, labels={"w": 0})
+    plan = Prefix().plan(axes, 1.0, 0, 0, 0)
+    contributions = [Contribution(plan, (0,)), Contribution(plan, None)]
+    for order in (contributions, contributions[::-1]):
+        sums = PartialSums(axes)
+        sums.add_all(order, [{"w": torch.ones(3, 2)}] * 2)
+        assert torch.equal(sums.average({"w": torch.zeros(3, 2)}, count_devices(axes, order))["w"], torch.ones(3, 2))
 
 
 def test_sliced_axes_describe_the_slice() -> None:

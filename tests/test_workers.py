@@ -12,7 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from whalefl.config import compose
 from whalefl.errors import WhaleflError
+from whalefl.execution import make_engine
 from whalefl.federation.engine import PlainEngine
 from whalefl.federation.local_training import train_slice
 from whalefl.federation.methods import make_method
@@ -99,8 +101,8 @@ def test_groups_hold_everyone_once_and_none_is_too_large(count: int, largest: in
     groups = arrange(SMALL, [replace(NARROW_ORDER, device=device) for device in range(count)], largest)
     assert sorted(order.device for group in groups for order in group) == list(range(count))
     sizes = [len(group) for group in groups]
-    assert max(sizes) <= largest and max(sizes) - min(sizes) <= 1
-    assert len(groups) == 1 or len(groups) % 2 == 0
+    assert min(sizes) >= 1 and max(sizes) <= largest and max(sizes) - min(sizes) <= 1
+    assert len(groups) in (1, count) or len(groups) % 2 == 0
 
 
 @given(st.lists(st.floats(0.1, 100), min_size=1, max_size=30), st.integers(1, 6))
@@ -160,3 +162,63 @@ def test_bf16_learns_nearly_the_same(corners: Task) -> None:
     assert not torch.equal(sums.flat, exact.flat)
     assert (sums.flat - exact.flat).norm() < 0.02 * exact.flat.norm()
     assert np.mean([o.loss for o in outcomes]) == pytest.approx(np.mean([o.loss for o in reference]), rel=0.05)
+
+
+@forks
+def test_an_engine_that_was_closed_says_so(corners: Task) -> None:
+    engine = WorkersEngine(corners, TRAINING, 1)
+    engine.close()
+    with pytest.raises(WhaleflError, match="this one was closed"):
+        engine.train(corners.initial_weights(0), orders_of(corners))
+
+
+@forks
+def test_a_mistake_in_a_worker_ends_the_round_and_all_workers(corners: Task) -> None:
+    orders = [replace(order, batches=order.batches + 10**6) for order in orders_of(corners)]
+    engine = WorkersEngine(corners, TRAINING, 2)
+    with pytest.raises(WhaleflError, match="died with exit code 1"):
+        engine.train(corners.initial_weights(0), orders)
+    assert engine._processes == []
+
+
+@forks
+def test_more_workers_than_work(corners: Task) -> None:
+    orders = orders_of(corners)[:1]
+    weights = corners.initial_weights(0)
+    with WorkersEngine(corners, TRAINING, 3) as engine:
+        sums, outcomes = engine.train(weights, orders)
+    expected, _ = PlainEngine(corners, TRAINING).train(weights, orders)
+    assert torch.equal(sums.flat, expected.flat) and len(outcomes) == 1
+
+
+def test_orders_of_many_lengths_need_few_stacks(corners: Task) -> None:
+    template, engine = orders_of(corners)[0], PlainEngine(corners, TRAINING)
+    rng, weights = np.random.default_rng(0), corners.initial_weights(0)
+    orders = [
+        replace(template, device=length, batches=rng.integers(0, len(corners.train), (length, 8)))
+        for length in range(1, 17)
+    ]
+    sums, outcomes = engine.train(weights, orders)
+    assert len(engine._stacks) == 5  # room for 1, 2, 4, 8 and 16 mini-batches
+    one_by_one_sums = PartialSums(corners.axes)
+    for order in orders:
+        alone, _ = PlainEngine(corners, TRAINING).train(weights, [order])
+        one_by_one_sums.merge(alone)
+    torch.testing.assert_close(sums.flat, one_by_one_sums.flat)
+    assert [outcome.device for outcome in outcomes] == list(range(1, 17))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kind"), [("plain", PlainEngine), pytest.param("workers", WorkersEngine, marks=forks)]
+)
+def test_the_engine_is_the_one_asked_for(corners: Task, wanted: str, kind: type) -> None:
+    engine = make_engine(compose([{"engine": wanted}]), corners)
+    try:
+        assert type(engine) is kind
+    finally:
+        engine.close()
+
+
+def test_graphs_need_a_gpu(corners: Task) -> None:
+    with pytest.raises(WhaleflError, match="engine is 'graphs'; it must be"):
+        make_engine(compose([{"engine": "graphs"}]), corners)

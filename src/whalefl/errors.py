@@ -11,6 +11,10 @@ class WhaleflError(ValueError):
     """A mistake in what the user gave. The command line prints it as one line and exits with 2."""
 
 
+class Diverged(WhaleflError):
+    """Training that left the range of numbers: the settings are to blame, and the run is a result all the same."""
+
+
 def require(ok: bool, key: str, value: object, wanted: str) -> None:
     """Raise «key is value; it must be wanted» unless `ok`."""
     if not ok:

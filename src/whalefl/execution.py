@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
@@ -58,7 +58,7 @@ def prepared(experiment: Experiment) -> Federation:
 
 
 def _task(experiment: Experiment) -> Task:
-    if not (experiment.device == "cpu" or (experiment.device.startswith("cuda") and torch.cuda.is_available())):
+    if not (experiment.device == "cpu" or (experiment.device == "cuda" and torch.cuda.is_available())):
         raise WhaleflError(f"device is {experiment.device!r}; it must be 'cpu', or 'cuda' where there is a GPU")
     data_dir = None if experiment.data_dir is None else Path(experiment.data_dir)
     return load_task(experiment.task, data_dir, experiment.norm).to(experiment.device)
@@ -68,23 +68,22 @@ def execute(job: Job, listener: Listener) -> RunFolder:
     """Run one experiment and leave its folder."""
     use_one_thread()
     federation = prepared(job.experiment)
-    engine = _engine_of(job.experiment, federation.task)
-    folder = RunFolder.create(job.folder, to_toml(job.experiment), job.command, __version__, federation.task.notes)
-    status = "failed"
-    try:
-        write_json(folder.path / OWNERSHIP, ownership(federation))
-        for finished in rounds_of(federation, job.experiment, engine):
-            folder.append(finished.record)
-            listener(job.name, finished.record)
-        write_model(folder, finished.state.weights)
-        write_levels(folder, federation, job.experiment, finished.state.weights)
-        status = "finished"
-    except KeyboardInterrupt:
-        status = "interrupted"
-        raise
-    finally:
-        engine.close()
-        folder.finish(status)
+    with closing(_engine_of(job.experiment, federation.task)) as engine:
+        folder = RunFolder.create(job.folder, to_toml(job.experiment), job.command, __version__, federation.task.notes)
+        status = "failed"
+        try:
+            write_json(folder.path / OWNERSHIP, ownership(federation))
+            for finished in rounds_of(federation, job.experiment, engine):
+                folder.append(finished.record)
+                listener(job.name, finished.record)
+            write_model(folder, finished.state.weights)
+            write_levels(folder, federation, job.experiment, finished.state.weights)
+            status = "finished"
+        except KeyboardInterrupt:
+            status = "interrupted"
+            raise
+        finally:
+            folder.finish(status)
     return folder
 
 
@@ -110,7 +109,7 @@ def make_engine(experiment: Experiment, task: Task) -> Engine:
     """The engine an experiment asks for; `auto` takes the fastest one for its device."""
     use_precision(experiment.precision)
     wanted = experiment.engine
-    on_gpu = experiment.device.startswith("cuda")
+    on_gpu = experiment.device == "cuda"
     if wanted == "auto":
         # A process that was started to run beside others leaves the other cores to them.
         alone = multiprocessing.parent_process() is None
@@ -119,8 +118,8 @@ def make_engine(experiment: Experiment, task: Task) -> Engine:
     if wanted == "plain":
         return PlainEngine(task, experiment.training, experiment.precision)
     if wanted == "workers":
-        if on_gpu or not can_fork():
-            raise WhaleflError("engine is 'workers'; it must be 'plain' or 'auto' with or beside a GPU")
+        if on_gpu:
+            raise WhaleflError("engine is 'workers'; it must be 'plain', 'graphs' or 'auto' where device is 'cuda'")
         return WorkersEngine(task, experiment.training, precision=experiment.precision)
     if not on_gpu:
         raise WhaleflError("engine is 'graphs'; it must be 'plain', 'workers' or 'auto' where device is not 'cuda'")
@@ -135,7 +134,7 @@ _recorded: tuple[object, Engine] | None = None
 def _engine_of(experiment: Experiment, task: Task) -> Engine:
     """A new engine; but the steps that a GPU has recorded serve the next run in this process if it trains alike."""
     global _recorded
-    if not experiment.device.startswith("cuda"):
+    if experiment.device != "cuda":
         return make_engine(experiment, task)
     key = (
         (experiment.task, experiment.data_dir, experiment.norm, experiment.evaluation.on),
@@ -188,7 +187,10 @@ def side_by_side(
                     future.result()
                     yield running.pop(future)
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            # The others may wait for room in the queue, and nobody will read it any more.
+            for process in list(pool._processes.values()):
+                process.kill()
+            pool.shutdown(cancel_futures=True)
             raise
 
 

@@ -12,13 +12,13 @@ import torch
 
 from whalefl import __version__
 from whalefl.config import Experiment
-from whalefl.errors import WhaleflError
+from whalefl.errors import Diverged
 from whalefl.execution import Job, Listener, execute, side_by_side
 from whalefl.experiments.cells import Run, settings_of
 from whalefl.experiments.plan import Entry, Request
 from whalefl.experiments.store import SCHEMA, Store
 from whalefl.report.compact import Compact, compact_metrics, level_lines
-from whalefl.runs import METRICS, RunFolder
+from whalefl.runs import RunFolder
 from whalefl.scheduling.replay import write_levels
 
 
@@ -94,9 +94,7 @@ def carry_out(work: Work, listener: Listener) -> None:
     status, reason = "finished", None
     try:
         execute(Job(work.run.name, work.experiment, work.folder, work.place.command), listener)
-    except WhaleflError as error:
-        if not (work.folder / METRICS).exists():
-            raise  # it could not even start: data, device or settings are wrong
+    except Diverged as error:
         status, reason = "diverged", str(error)
     metrics = compact_metrics(list(RunFolder(work.folder).records()))
     header = _header(work, status, reason, time.perf_counter() - start)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from whalefl.errors import require_one_of
 from whalefl.federation.engine import use_precision
@@ -28,7 +29,8 @@ from whalefl.tasks.task import Shape, Task
 
 _STREAMS = 20
 _WARM_UP = 3  # steps before recording, in which libraries choose their algorithms
-_REMEMBERED = 32  # plans
+_MOST_SHARES = 10_000
+_REMEMBERED = 8  # plans: a round of nested slices needs one for each level
 
 Placed = Sequence[tuple["Slot", Order]]
 
@@ -52,11 +54,13 @@ class GraphEngine:
     def train(self, weights: Weights, orders: Sequence[Order]) -> tuple[PartialSums, list[Outcome]]:
         # The widest take longest, so they start first.
         placed = self._place(sorted(orders, key=lambda order: (order.level, order.device)))
-        torch.cuda.manual_seed(orders[0].noise_seed)
+        torch.cuda.manual_seed(orders[0].noise_seed)  # one source of noise for all slots, in no order of theirs
         batches = list(self._load(weights, placed))
         self._replay(placed)
         sums = self._collect(batches, placed)
-        results = torch.stack([slot.stack.results for slot, _ in placed]).cpu()  # the only wait of a round
+        room = max(slot.stack.results.shape[-1] for slot, _ in placed)
+        padded = [pad(slot.stack.results, (0, room - slot.stack.results.shape[-1])) for slot, _ in placed]
+        results = torch.stack(padded).cpu()  # the only wait of a round
         return sums, [
             outcome
             for (slot, order), own in zip(placed, results, strict=True)
@@ -110,6 +114,8 @@ class GraphEngine:
 
     def _share(self, name: str, contribution: Contribution) -> Tensor:
         """By how much a device's rows of a parameter count; kept on the GPU, since devices come again."""
+        if len(self._known_shares) >= _MOST_SHARES:
+            self._known_shares.clear()
         key = (name, contribution.owned, contribution.weight)
         if key not in self._known_shares:
             rows = counting_weight(self.task.axes, name, [contribution])
@@ -140,7 +146,7 @@ class GraphEngine:
             for name, share in nested.shares.items():
                 start, stop, shape = nested.slots[0].spans[name]
                 own = copies[:, start:stop].view(len(copies), *shape)
-                total[start:stop] = (own * share).sum(dim=0, dtype=torch.float64).flatten()
+                total[start:stop] = (own.double() * share).sum(dim=0).flatten()
             sums.flat.index_add_(0, nested.position, total)
         sums.contributions = [order.contribution for _, order in placed]
         return sums

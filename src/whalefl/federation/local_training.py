@@ -9,7 +9,6 @@ from torch import nn
 
 from whalefl.federation.orders import Order, Outcome
 from whalefl.federation.stacks import Stack
-from whalefl.federation.steps import has_dropout
 from whalefl.federation.training import Training
 from whalefl.tasks.task import Task
 
@@ -22,15 +21,9 @@ def train_slice(task: Task, model: nn.Module, training: Training, order: Order) 
 
 
 def train_stack(stack: Stack, orders: Sequence[Order]) -> list[Outcome]:
-    """Train the slices of a loaded stack, step by step."""
-    if not has_dropout(stack.learner.model):
-        return _train(stack, orders)
-    with torch.random.fork_rng():
+    """Train the slices of a loaded stack, step by step; what is random in the model is seeded by the order."""
+    with torch.random.fork_rng(devices=[stack.place] if stack.place.type == "cuda" else []):
         torch.manual_seed(orders[0].noise_seed)
-        return _train(stack, orders)
-
-
-def _train(stack: Stack, orders: Sequence[Order]) -> list[Outcome]:
-    for step in range(len(orders[0].batches)):
-        stack.advance(measured=step in orders[0].fisher_steps)
+        for step in range(len(orders[0].batches)):
+            stack.advance(measured=step in orders[0].fisher_steps)
     return stack.outcomes(orders, stack.results.cpu())

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whalefl.errors import WhaleflError
+from whalefl.errors import Diverged
 from whalefl.scheduling.fisher import FisherEntry, fisher_trace
 from whalefl.subnet.aggregation import Contribution
 from whalefl.subnet.axes import Plan
@@ -63,14 +63,15 @@ def absent_classes(classes: int, labels: tuple[int, ...]) -> NDArray[np.bool_]:
 def outcome_of(task: Task, order: Order, parameters: int, results: Tensor) -> Outcome:
     """What a device reports of its steps.
 
-    `results` has three rows: the loss of every step, and the squared norms of the score gradient over the slice and
-    over the unit inside it, the latter for the first so many columns as there are measurements.
+    `results` has three rows, as long as the order or longer: the loss of every step, and the squared norms of the
+    score gradient over the slice and over the unit inside it, the latter for the first so many columns as there are
+    measurements.
     """
-    losses, *norms = results.tolist()
+    losses, *norms = results[:, : len(order.batches)].tolist()
     loss = sum(losses) / len(losses)
     scored = order.batches.shape[1] * task.train.targets[0].numel()
     whole, unit = (tuple(fisher_trace(norm, scored) for norm in row[: len(order.fisher_steps)]) for row in norms)
     if not all(isfinite(value) for value in (loss, *whole)):
-        raise WhaleflError(f"training diverged on device {order.device}: its loss is {loss}; lr must be smaller")
+        raise Diverged(f"training diverged on device {order.device}: its loss is {loss}; lr must be smaller")
     fisher = FisherEntry(order.level, parameters, whole, unit) if whole else None
     return Outcome(order.device, loss, fisher)

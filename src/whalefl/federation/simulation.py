@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from whalefl.errors import WhaleflError, require, require_finite_number
+from whalefl.errors import Diverged, require, require_finite_number
 from whalefl.federation.engine import Engine, PlainEngine
 from whalefl.federation.evaluation import EvaluationSettings, calibration_indices, evaluate
 from whalefl.federation.methods import Method
@@ -104,7 +104,7 @@ def rounds_of(federation: Federation, settings: Settings, engine: Engine) -> Ite
         if state.round % settings.evaluation.every == 0 or finished(settings, state):
             score = evaluate(task, model, state.weights, calibration)
             if not isfinite(score.loss):
-                raise WhaleflError(f"training diverged in round {state.round}: the test loss is {score.loss}")
+                raise Diverged(f"training diverged in round {state.round}: the test loss is {score.loss}")
             record = replace(record, accuracy=score.accuracy, loss=score.loss, metrics=score.more)
         yield Round(record, state)
 

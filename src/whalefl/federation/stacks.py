@@ -41,9 +41,15 @@ Key = tuple[object, ...]
 
 
 def stack_key(order: Order) -> Key:
-    """Orders with the same key can train in the same stack."""
+    """Orders with the same key can train in the same stack, one after the other."""
     sizes = tuple(len(indices) for indices in order.plan.values())
-    return (*sizes, order.width, order.batches.shape, order.fisher_draws.shape, order.labels is None)
+    room = (_room(order), *order.batches.shape[1:], *order.fisher_draws.shape)
+    return (*sizes, order.width, *room, order.labels is None)
+
+
+def _room(order: Order) -> int:
+    """For how many mini-batches a stack has room: a power of two, so that few stacks serve orders of any length."""
+    return 1 << (len(order.batches) - 1).bit_length()
 
 
 def arrange(task: Task, orders: Sequence[Order], largest: int = LARGEST) -> list[list[Order]]:
@@ -55,10 +61,11 @@ def arrange(task: Task, orders: Sequence[Order], largest: int = LARGEST) -> list
     alike: dict[Key, list[Order]] = defaultdict(list)
     for order in sorted(orders, key=lambda order: (order.level, order.device)):
         narrow = task.stack is not None and order.width <= NARROW
-        alike[(*stack_key(order), order.fisher_steps, None if narrow else order.device)].append(order)
+        steps = (len(order.batches), order.fisher_steps)
+        alike[(*stack_key(order), *steps, None if narrow else order.device)].append(order)
     groups = []
     for same in alike.values():
-        count = 1 if len(same) <= largest else 2 * ceil(len(same) / (2 * largest))
+        count = 1 if len(same) <= largest else min(len(same), 2 * ceil(len(same) / (2 * largest)))
         ends = [len(same) * (number + 1) // count for number in range(count)]
         groups += [same[start:end] for start, end in zip([0, *ends], ends, strict=False)]
     return groups
@@ -85,22 +92,20 @@ class Stack:
         model = (model or _build(task, order, copies, self.place)).train()
         self.weights: dict[str, Tensor] = dict(model.named_parameters())
         self.parts = by_copy([weight.detach() for weight in self.weights.values()], copies)
+        room, batch = _room(order), order.batches.shape[1]
         self.inbox = Inbox(
             {
                 "lr": ((), torch.float32),
                 "step": ((1,), torch.int64),
                 "measurement": ((1,), torch.int64),
-                "indices": ((copies, *order.batches.shape), torch.int64),
-                "augment": (
-                    (copies, *(() if order.augment_draws is None else order.augment_draws.shape)),
-                    torch.float32,
-                ),
+                "indices": ((copies, room, batch), torch.int64),
+                "augment": ((copies, room, batch, 0 if task.augment is None else task.augment.draws), torch.float32),
                 "fisher": ((copies, *order.fisher_draws.shape), torch.float32),
                 "absent": ((copies, task.classes), torch.bool),
             },
             self.place,
         )
-        self.results = torch.zeros(copies, 3, len(order.batches), dtype=torch.float64, device=self.place)
+        self.results = torch.zeros(copies, 3, room, dtype=torch.float64, device=self.place)
         trained = [weight for weight in self.weights.values() if weight.requires_grad]
         self.learner = Learner(
             model=model,
@@ -120,10 +125,10 @@ class Stack:
         here["lr"][()] = orders[0].lr
         here["step"][0] = here["measurement"][0] = 0
         for copy, order in enumerate(orders):
-            here["indices"][copy] = order.batches
+            here["indices"][copy, : len(order.batches)] = order.batches
             here["fisher"][copy] = order.fisher_draws
             if order.augment_draws is not None:
-                here["augment"][copy] = order.augment_draws
+                here["augment"][copy, : len(order.batches)] = order.augment_draws
             if order.labels is not None:
                 here["absent"][copy] = absent_classes(self.task.classes, order.labels)
         self.inbox.send()

@@ -46,7 +46,6 @@ class Learner:
     absent: Tensor | None
     unit: list[Tensor]
 
-
     @cached_property
     def in_memory(self) -> list[tuple[list[Tensor], list[Tensor]]]:
         """For each copy its weights and their momentum, as they lie in memory."""

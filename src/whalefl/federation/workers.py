@@ -8,10 +8,12 @@ stack, longest first.
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import os
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -42,7 +44,7 @@ def cores() -> list[int]:
 
 def can_fork() -> bool:
     """Whether workers can be forked here: after a backward pass torch forbids it where there is a GPU."""
-    return "fork" in multiprocessing.get_all_start_methods() and not torch.cuda.is_available()
+    return sys.platform == "linux" and not torch.cuda.is_available()
 
 
 def share_out(costs: Sequence[float], workers: int) -> list[list[int]]:
@@ -57,8 +59,8 @@ def share_out(costs: Sequence[float], workers: int) -> list[list[int]]:
 
 
 def _shared(size: int, dtype: torch.dtype) -> Tensor:
-    """Memory that forked processes share."""
-    return torch.zeros(size, dtype=dtype).share_memory_()  # type: ignore[no-untyped-call, no-any-return]
+    """Memory that forked processes share, all 0; pages that nobody touches are never allocated."""
+    return torch.frombuffer(mmap.mmap(-1, size * dtype.itemsize), dtype=dtype)
 
 
 class WorkersEngine:
@@ -67,6 +69,10 @@ class WorkersEngine:
     def __init__(
         self, task: Task, training: Training, workers: int | None = None, precision: Precision = "fp32"
     ) -> None:
+        if not can_fork():
+            raise WhaleflError(
+                "engine is 'workers'; it must be 'plain' or 'auto' beside a GPU or without Linux"
+            )
         places = cores()
         workers = len(places) if workers is None else workers
         require(workers >= 1, "workers", workers, "at least 1")
@@ -76,30 +82,49 @@ class WorkersEngine:
         self._sums = [_shared(task.axes.count, torch.float64) for _ in range(workers)]
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
+        try:
+            for number, sums in enumerate(self._sums):
+                engine = PlainEngine(task, training, precision)
+                self._hire(_Worker(engine, self._weights, sums, places[number % len(places)]))
+        except BaseException:
+            self._dismiss()
+            raise
+
+    def _hire(self, worker: _Worker) -> None:
         context = multiprocessing.get_context("fork")
-        for number, sums in enumerate(self._sums):
-            here, there = context.Pipe()
-            worker = _Worker(PlainEngine(task, training, precision), self._weights, sums, places[number % len(places)])
-            process = context.Process(target=worker.serve, args=(there, [*self._pipes, here]), daemon=True)
-            with warnings.catch_warnings():
-                # Python warns of forks beside threads, whose locks would stay locked; a worker takes none of those.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                process.start()
-            there.close()
-            self._pipes.append(here)
-            self._processes.append(process)
+        here, there = context.Pipe()
+        process = context.Process(target=worker.serve, args=(there, [*self._pipes, here]), daemon=True)
+        with warnings.catch_warnings():
+            # Python warns of forks beside threads, whose locks would stay locked; a worker takes none of those.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        there.close()
+        self._pipes.append(here)
+        self._processes.append(process)
 
     def train(self, weights: Weights, orders: Sequence[Order]) -> tuple[PartialSums, list[Outcome]]:
+        require(bool(self._pipes), "engine", "workers", "open: this one was closed")
+        try:
+            return self._train(weights, orders)
+        except BaseException:
+            self._dismiss()  # what they are doing would be taken for the next round's
+            raise
+
+    def _train(self, weights: Weights, orders: Sequence[Order]) -> tuple[PartialSums, list[Outcome]]:
         for name, shared in split_flat(self.task.axes, self._weights).items():
             shared.copy_(weights[name])
         groups = arrange(self.task, orders)
         shares = share_out([self._cost(group) for group in groups], len(self._pipes))
-        for number, (pipe, share) in enumerate(zip(self._pipes, shares, strict=True)):
-            self._send(number, pipe, [groups[item] for item in share])
-        outcomes = self._outcomes()
-        sums = PartialSums(self.task.axes, flat=self._sums[0].clone())
-        for other in self._sums[1:]:
-            sums.flat += other
+        busy = {number: share for number, share in enumerate(shares) if share}
+        for number, share in busy.items():
+            try:
+                self._pipes[number].send([groups[item] for item in share])
+            except OSError:
+                raise self._dead(number) from None
+        outcomes = self._outcomes(busy)
+        sums = PartialSums(self.task.axes)
+        for number in busy:
+            sums.flat += self._sums[number]
         sums.contributions = [order.contribution for group in groups for order in group]
         return sums, outcomes
 
@@ -110,16 +135,10 @@ class WorkersEngine:
             self._flops[width] = level_cost(self.task, group[0].level, width).flops
         return float(batches * (batch * self._flops[width] * len(group) + _STARTING_FLOPS))
 
-    def _send(self, number: int, pipe: Connection, groups: Sequence[Group]) -> None:
-        try:
-            pipe.send(groups)
-        except OSError:
-            raise self._dead(number) from None
-
-    def _outcomes(self) -> list[Outcome]:
-        """What all workers report; a worker that failed or died ends the round."""
+    def _outcomes(self, busy: Iterable[int]) -> list[Outcome]:
+        """What the workers report; one that failed or died ends the round."""
         outcomes: list[Outcome] = []
-        waiting = dict(enumerate(self._pipes))
+        waiting = {number: self._pipes[number] for number in busy}
         while waiting:
             ready = wait([*waiting.values(), *(self._processes[number].sentinel for number in waiting)])
             for number, pipe in list(waiting.items()):
@@ -136,30 +155,35 @@ class WorkersEngine:
         except (EOFError, OSError):
             raise self._dead(number) from None
         if isinstance(answer, WhaleflError):
-            self.close()
             raise answer
         return answer
 
     def _dead(self, number: int) -> WhaleflError:
-        """What to say of a worker that is gone; the others are sent home."""
+        """What to say of a worker that is gone."""
         process = self._processes[number]
         process.join(timeout=5)
-        self.close()
         return WhaleflError(
             f"worker {number} died with exit code {process.exitcode}; "
             "if memory was short, fewer workers or a smaller batch need less"
         )
 
     def close(self) -> None:
-        """Send the workers home."""
+        """Send the workers home; they are idle between rounds."""
         for pipe in self._pipes:
             with suppress(OSError):
                 pipe.send(None)
-            pipe.close()
         for process in self._processes:
-            process.join(timeout=5)
-            if process.is_alive():
-                process.kill()
+            process.join(timeout=1)
+        self._dismiss()
+
+    def _dismiss(self) -> None:
+        """End all workers, whatever they are doing."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
         self._pipes, self._processes = [], []
 
     def __enter__(self) -> WorkersEngine:
@@ -184,7 +208,7 @@ class _Worker:
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {self.core})
         torch.set_num_threads(1)
-        with suppress(EOFError, KeyboardInterrupt):
+        with suppress(EOFError, OSError, KeyboardInterrupt):
             while (groups := pipe.recv()) is not None:
                 pipe.send(self._train(groups))
 

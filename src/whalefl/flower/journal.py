@@ -8,10 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from whalefl.flower.peers import Peer
 from whalefl.runs import write_json
 from whalefl.values import RoundRecord
+
+if TYPE_CHECKING:  # whoever only reads a status needs no torch
+    from whalefl.flower.peers import Peer
 
 EVENTS, STATUS = "events.jsonl", "status.json"
 log = logging.getLogger("whalefl.server")

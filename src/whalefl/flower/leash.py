@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, however that ends: where a federation is killed, all of it goes."""
+"""Processes that end with the one that started them, so that where a part of a federation is killed all of it goes."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ Nothing here knows of Flower or sockets: a message and its tensors go in, a mess
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -45,7 +44,8 @@ from whalefl.tasks.task import Examples, Shape
 from whalefl.values import Conditions
 
 MEMORY = "memory.json"
-log = logging.getLogger("whalefl.device")
+_ASSUMED_MBPS = 10.0
+"""What a link is taken for until it has been measured."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Resident:
     def _conditions(self) -> Conditions:
         """What the device believes of the coming round: its own past rounds, and the load of others right now."""
         knowledge = self.memory.after.knowledge
-        nominal = self.memory.nominal_mbps or 10.0
+        nominal = self.memory.nominal_mbps or _ASSUMED_MBPS
         return Conditions(
             link="measured",
             nominal_mbps=nominal,

@@ -67,8 +67,9 @@ class PartialSums:
     def _total(self, name: str, contributions: Sequence[Contribution], copies: Tensor) -> Tensor:
         """The weighted sum of what counts of these slices."""
         masks = [counting_mask(self.axes, name, contribution) for contribution in contributions]
-        if masks[0] is not None:
-            rows = torch.stack([mask for mask in masks if mask is not None])
+        known = [mask for mask in masks if mask is not None]
+        if known:
+            rows = torch.stack([torch.ones_like(known[0]) if mask is None else mask for mask in masks])
             copies = torch.where(rows.to(copies.device), copies, 0.0)
         if any(contribution.weight != 1 for contribution in contributions):
             weights = torch.tensor([c.weight for c in contributions], dtype=torch.float64, device=copies.device)

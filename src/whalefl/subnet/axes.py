@@ -142,11 +142,6 @@ class Axes:
         return {}
 
     @cached_property
-    def units(self) -> dict[Any, Any]:
-        """A place to remember, for each level, where the smallest slice lies in its slice."""
-        return {}
-
-    @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The full shape of every parameter."""
         return {name: tuple(self.size(dim) for dim in dims) for name, dims in self.parameters.items()}

@@ -31,16 +31,6 @@ def index_of(positions: Positions) -> Index:
     )
 
 
-def as_tensors(index: Index) -> Index:
-    """The same index with tensors in the place of slices, so that it can be changed without being replaced."""
-    rank = len(index)
-
-    def positions(place: int, part: slice) -> Tensor:
-        return torch.arange(part.start, part.stop).reshape([-1 if d == place else 1 for d in range(rank)])
-
-    return tuple(positions(i, part) if isinstance(part, slice) else part for i, part in enumerate(index))
-
-
 def _run(kept: NDArray[np.int64]) -> slice | None:
     """The positions as a slice if they follow each other."""
     if len(kept) == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -101,7 +102,8 @@ def time_to_target(records: Sequence[Record], target: float) -> float | None:
 def simulated_time_to_target(experiment: Experiment, target: float) -> float | None:
     """The same, of the whole experiment in the simulator."""
     federation = prepared(experiment)
-    for finished in rounds_of(federation, experiment, make_engine(experiment, federation.task)):
-        if finished.record.accuracy is not None and finished.record.accuracy >= target:
-            return finished.record.time_s
+    with closing(make_engine(experiment, federation.task)) as engine:
+        for finished in rounds_of(federation, experiment, engine):
+            if finished.record.accuracy is not None and finished.record.accuracy >= target:
+                return finished.record.time_s
     return None
