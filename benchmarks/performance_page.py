@@ -40,7 +40,7 @@ and is not counted. Seconds are medians with the smallest and largest; a ratio i
 against the same turn of the variant in the table's first line.
 
 The **floor** is the FLOPs of the round, counted by torch on the model at every width, over the rate of one large
-matrix product in the variant's precision (on a CPU on both cores), measured before every turn, of which the best
+matrix product in the variant's precision (on a CPU on both cores), measured before every round of turns, of which the best
 counts. "Of the floor" is the floor over the median: at 100 % a round would be as fast as the hardware multiplies
 matrices, with nothing else to do. Small slices stay far from it: their operations are over sooner than they are
 started.
@@ -77,6 +77,11 @@ than the later ones: recording the steps. GPU memory is what the variant reserve
 
 {gpu}
 
+A whole run of WHALE on MNIST with an evaluation after every round, from `python benchmarks/whale_run.py --device cuda`
+([whale_run.json](../results/bench/whale_run.json)):
+
+{whale_run}
+
 ## Memory
 `whalefl bench --memory` ([memory.json](../results/bench/memory.json)): what a run takes at most beyond the process
 with its imports and data, as the proportional share of memory of it and its workers, read every 20 ms. Every run has
@@ -90,7 +95,7 @@ NOT_YET = "Not measured yet."
 
 def page(results: Path = RESULTS) -> str:
     """The page over whatever has been measured so far."""
-    parts = {"cpu": _speed, "gpu": _speed, "memory": _memory, "peers": _peers}
+    parts = {"cpu": _speed, "gpu": _speed, "memory": _memory, "peers": _peers, "whale_run": _whale_run}
     texts = {name: _part(results / f"{name}.json", render) for name, render in parts.items()}
     measured = {f"[{name}.json](../results/bench/{name}.json)": (results / f"{name}.json").exists() for name in parts}
     text = TEXT.format(**texts)
@@ -128,6 +133,20 @@ def _peers(path: Path) -> list[str]:
             markdown(peer_header(result["rows"]), peer_cells(result["rows"])),
         ]
     return blocks
+
+
+def _whale_run(path: Path) -> list[str]:
+    run = json.loads(path.read_text(encoding="utf8"))
+    rows = [
+        ("rounds", f"{run['rounds']}"),
+        ("seconds in all", f"{run['total_s']:.1f}"),
+        ("training a round (ms)", f"{run['training_ms']:.1f}"),
+        ("without the slowest twentieth, which record (ms)", f"{run['training_without_recording_ms']:.1f}"),
+        ("evaluating (ms)", f"{run['evaluation_ms']:.1f}"),
+        ("the rest of a round (ms)", f"{run['other_ms']:.1f}"),
+        ("mean share of the model trained", f"{100 * run['mean_share']:.0f} %"),
+    ]
+    return [markdown(("", "WHALE"), rows)]
 
 
 if __name__ == "__main__":
