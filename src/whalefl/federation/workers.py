@@ -70,9 +70,7 @@ class WorkersEngine:
         self, task: Task, training: Training, workers: int | None = None, precision: Precision = "fp32"
     ) -> None:
         if not can_fork():
-            raise WhaleflError(
-                "engine is 'workers'; it must be 'plain' or 'auto' beside a GPU or without Linux"
-            )
+            raise WhaleflError("engine is 'workers'; it must be 'plain' or 'auto' beside a GPU or without Linux")
         places = cores()
         workers = len(places) if workers is None else workers
         require(workers >= 1, "workers", workers, "at least 1")
