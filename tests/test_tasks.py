@@ -32,6 +32,7 @@ from whalefl.tasks.cifar10 import MEANS, SPREADS, shifted_and_flipped
 from whalefl.tasks.costs import level_costs
 from whalefl.tasks.layers import NORMS, Norm, StaticBatchNorm, groups, norm
 from whalefl.tasks.partition import Partition
+from whalefl.tasks.products import convolve_grey, convolve_tiny
 from whalefl.tasks.task import Shape, Task
 from whalefl.tasks.transformer import Sizes, Transformer, transformer_axes
 from whalefl.tasks.wikitext2 import LENGTH, articles, wikitext2_task
@@ -554,3 +555,17 @@ def test_the_real_examples(
     if name != "cifar10":
         assert task.groups is not None and len(task.groups) == len(task.train)
         assert len(set(task.groups.tolist())) == {"har": 21, "wikitext2": 600}[name]
+
+
+@pytest.mark.parametrize(("convolve", "shape"), [(convolve_grey, (4, 1, 7, 5)), (convolve_tiny, (4, 6, 3, 2))])
+def test_convolutions_as_products_are_convolutions(
+    convolve: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(shape).to(memory_format=torch.channels_last).requires_grad_()
+    weight = torch.randn(8, shape[1], 3, 3).to(memory_format=torch.channels_last).requires_grad_()
+    ours, theirs = convolve(x, weight), F.conv2d(x, weight, padding=1)
+    torch.testing.assert_close(ours, theirs)
+    upstream = torch.randn_like(theirs)
+    mine, other = (torch.autograd.grad(y, (x, weight), upstream) for y in (ours, theirs))
+    torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)

@@ -7,12 +7,16 @@ from functools import partial
 from itertools import pairwise
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whalefl.subnet.axes import Axes, Part
 from whalefl.tasks.layers import Classifier, Norm, norm, side_by_side
+from whalefl.tasks.products import convolve_grey, convolve_tiny
 from whalefl.tasks.task import Shape
+
+_TINY = 16  # pixels
 
 Dims = Literal[1, 2]
 Pool = Callable[[Tensor], Tensor]
@@ -38,18 +42,18 @@ class Block(nn.Module):
         self._pool = pool
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = self.conv.bias if self.biased else None
-        if x.is_cuda and x.ndim == 4 and x.shape[1] == 1 and bias is None:
-            x = convolve_one_channel(x, self.conv.weight)
-        else:
-            x = self._convolve(x, self.conv.weight, bias, padding=1, groups=self.conv.groups)
-        return F.relu(self._pool(self.norm(x)), inplace=True)
+        return F.relu(self._pool(self.norm(self._convolved(x))), inplace=True)
 
-
-def convolve_one_channel(x: Tensor, weight: Tensor) -> Tensor:
-    """A 3x3 convolution of grey images as a matrix product of their patches: the kernels for it are faster."""
-    patches = F.pad(x[:, 0], (1, 1, 1, 1)).unfold(1, 3, 1).unfold(2, 3, 1).flatten(3)
-    return F.linear(patches, weight.flatten(1)).permute(0, 3, 1, 2)
+    def _convolved(self, x: Tensor) -> Tensor:
+        weight, groups = self.conv.weight, self.conv.groups
+        if self.biased or groups > 1 or x.ndim < 4:
+            bias = self.conv.bias if self.biased else None
+            return self._convolve(x, weight, bias, padding=1, groups=groups)
+        if x.is_cuda and x.shape[1] == 1:
+            return convolve_grey(x, weight)
+        if x.is_cpu and x.dtype == torch.float32 and x.shape[2] * x.shape[3] <= _TINY:
+            return convolve_tiny(x, weight)
+        return F.conv2d(x, weight, padding=1)
 
 
 class CNN(nn.Module):
