@@ -40,7 +40,7 @@ class _Tiny(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         of_x = None
         if ctx.needs_input_grad[0]:
-            of_x = conv2d_input(x.shape, weight, gradient, padding=1)
+            of_x = conv2d_input(x.shape, weight, gradient, padding=1)  # type: ignore[no-untyped-call]
         outputs, inputs = weight.shape[:2]
         rows = gradient.permute(0, 2, 3, 1).reshape(-1, outputs)
         of_weight = (rows.t() @ patches(x)).view(outputs, 3, 3, inputs).permute(0, 3, 1, 2)
