@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from in_process import LocalTransport, digits_deployment, make_coordinator, make_residents
 from whalefl.cli import main
 from whalefl.errors import WhaleflError
-from whalefl.execution import make_engine, prepared
+from whalefl.execution import prepared
+from whalefl.federation.engine import PlainEngine
 from whalefl.federation.methods import Method
 from whalefl.federation.rounds import Federation
 from whalefl.federation.simulation import assemble, rounds_of
@@ -77,7 +78,9 @@ def simulated(federation: Federation, settings, levels: dict[int, dict[int, int]
         )
         method = Method(federation.method.extraction, chosen)
         federation = assemble(federation.task, method, settings.fleet, settings.weather, settings, settings.all_seeds())
-    *_, last = rounds_of(federation, settings, make_engine(settings, federation.task))
+    # One device after another, as devices do: stacks of several round otherwise, and training makes that grow.
+    alone = PlainEngine(federation.task, settings.training, largest=1)
+    *_, last = rounds_of(federation, settings, alone)
     return last.state.weights
 
 

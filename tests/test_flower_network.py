@@ -15,7 +15,9 @@ from safetensors.torch import load_file
 
 from flower_network import learning, network
 from in_process import digits_deployment
-from whalefl.execution import make_engine, prepared
+from whalefl.execution import prepared
+from whalefl.federation.engine import PlainEngine
+from whalefl.federation.rounds import Federation
 from whalefl.federation.simulation import rounds_of
 from whalefl.flower.deploy.keys import make_device_key, write_secret
 from whalefl.flower.terms import Deployment
@@ -60,11 +62,16 @@ def check_only_devices_may_enter(net: Network) -> None:
         stranger.post("/v1/fleet/pull-messages", content=b"")
 
 
+def one_after_another(federation: Federation) -> PlainEngine:
+    """The simulator's engine that trains every device alone, as devices do."""
+    return PlainEngine(federation.task, federation.training, largest=1)
+
+
 def check_equal_to_simulator(deployment: Deployment, net: Network) -> None:
     weights = load_file(net.server_folder.run / "model.safetensors")
     experiment = deployment.experiment
     federation = prepared(experiment)
-    *_, last = rounds_of(federation, experiment, make_engine(experiment, federation.task))
+    *_, last = rounds_of(federation, experiment, one_after_another(federation))
     for name, expected in last.state.weights.items():
         assert float((weights[name] - expected).abs().max()) < TOLERANCE
 
@@ -159,6 +166,6 @@ def test_devices_that_do_not_keep_to_the_agreement_change_nothing() -> None:
     alone = deployment.experiment
     federation = prepared(alone)
     only_0 = replace(federation, members=federation.members[:1])
-    *_, last = rounds_of(only_0, alone, make_engine(alone, only_0.task))
+    *_, last = rounds_of(only_0, alone, one_after_another(only_0))
     for name, expected in last.state.weights.items():
         assert float((weights[name] - expected).abs().max()) < TOLERANCE
