@@ -146,9 +146,7 @@ def simulation_in_child(engine: str, clients: int, rounds: int) -> None:
         for _ in islice(every_round, rounds):
             pass
     finally:
-        close = getattr(trainer, "close", None)
-        if close is not None:
-            close()
+        trainer.close()
 
 
 if __name__ == "__main__":

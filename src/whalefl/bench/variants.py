@@ -70,14 +70,7 @@ def _plain_engine(task: Task, training: Training) -> Iterator[TrainRound]:
 def _eager(task: Task, training: Training) -> Iterator[TrainRound]:
     """The plain engine with every client by itself."""
     use_precision("tf32")
-    engine = PlainEngine(task, training)
-
-    def train_round(weights: Weights, orders: Sequence[Order]) -> Weights:
-        sums = PartialSums(task.axes, task.train.inputs.device)
-        engine.train_groups(weights, [[order] for order in orders], sums)
-        return averaged(task, weights, sums)
-
-    yield train_round
+    yield rounds_by(PlainEngine(task, training, largest=1), task)
 
 
 @contextmanager

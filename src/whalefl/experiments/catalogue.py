@@ -287,6 +287,10 @@ SENSITIVITY = Study(
     ),
 )
 
+SIGMA_PAIRS = tuple(
+    fedavg_pair(s, m, SPEEDUP_OVER_FEDAVG_BY_SIGMA[s.sigma or 0][m]) for s in SIGMAS for m in SEVEN if m != "fedavg"
+)
+
 HETEROGENEITY = Study(
     "heterogeneity",
     "Impacts of data heterogeneity",
@@ -296,24 +300,14 @@ HETEROGENEITY = Study(
         Pairs("Against the fixed peer", peer_pairs(SIGMAS)),
         Pairs(
             "Against FedAvg",
-            tuple(
-                fedavg_pair(s, m, SPEEDUP_OVER_FEDAVG_BY_SIGMA[s.sigma or 0][m])
-                for s in SIGMAS
-                for m in SEVEN
-                if m != "fedavg"
-            ),
+            SIGMA_PAIRS,
         ),
     ),
     (
         Bars(
             "speedups",
             "Speed-ups over FedAvg at each sigma: ours with their intervals, and the paper's.",
-            tuple(
-                fedavg_pair(s, m, SPEEDUP_OVER_FEDAVG_BY_SIGMA[s.sigma or 0][m])
-                for s in SIGMAS
-                for m in SEVEN
-                if m != "fedavg"
-            ),
+            SIGMA_PAIRS,
         ),
     ),
 )
@@ -443,8 +437,8 @@ TUNING = Study(
     "Tuning",
     "Seeds 100 and 101, scored on a tenth of the training data that is not trained on. Six settings for every method: "
     "three learning rates, each with two variants of its own: FedAvg 10 or 5 local iterations, the fixed methods two "
-    "maps from kinds of device to levels, the adaptive ones two scalars made of the Fisher matrix, with the delays of "
-    "the smallest or of the full slice. The winner has most seeds at the target, then the least "
+    "maps from kinds of device to levels, the adaptive ones U_th at two quantiles of the first utilities. "
+    "The winner has most seeds at the target, then the least "
     "geometric mean of times; where none gets there, the highest final accuracy. An adaptive setting counts only if it "
     "trains at most 0.7 of the parameters on average.",
     tuple(cell for setting in (MNIST, HAR, CIFAR10, WIKITEXT2) for cell in tuning_cells(setting)),

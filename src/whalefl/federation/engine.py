@@ -52,9 +52,9 @@ class PlainEngine:
         outcomes = []
         for group in groups:
             stack = self._stack(group)
-            load(self.task.axes, weights, [(stack, group)])
+            load(self.task.axes, weights, stack, group)
             outcomes += train_stack(stack, group)
-            collect(sums, [(stack, group)])
+            collect(sums, stack, group)
         return outcomes
 
     def _stack(self, group: Sequence[Order]) -> Stack:

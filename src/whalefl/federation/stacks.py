@@ -215,27 +215,19 @@ class Inbox:
 
 
 @torch.no_grad()
-def load(axes: Axes, weights: Weights, loads: Sequence[tuple[Stack, Sequence[Order]]]) -> None:
-    """Copy into each stack the slices of its orders, and the orders; a slice is cut once however many train it."""
-    pieces: dict[tuple[bytes, ...], list[Tensor]] = {}
-    into: list[Tensor] = []
-    out_of: list[Tensor] = []
-    for stack, orders in loads:
-        for part, order in zip(stack.parts, orders, strict=True):
-            key = plan_key(axes, order.plan)
-            if key not in pieces:
-                index, named = plan_index(axes, order.plan), zip(stack.weights, part, strict=True)
-                pieces[key] = [torch.empty_like(p).copy_(weights[name][index[name]]) for name, p in named]
-            into += part
-            out_of += pieces[key]
-        stack.begin(orders)
-    torch._foreach_copy_(into, out_of)
+def load(axes: Axes, weights: Weights, stack: Stack, orders: Sequence[Order]) -> None:
+    """Copy into a stack the slices of its orders, and the orders."""
+    for part, order in zip(stack.parts, orders, strict=True):
+        index = plan_index(axes, order.plan)
+        for name, own in zip(stack.weights, part, strict=True):
+            own.copy_(weights[name][index[name]])
+    stack.begin(orders)
 
 
-def collect(sums: PartialSums, loads: Sequence[tuple[Stack, Sequence[Order]]]) -> None:
-    """Add every slice of these stacks to the sums."""
-    slices = [dict(zip(stack.weights, part, strict=True)) for stack, _ in loads for part in stack.parts]
-    sums.add_all([order.contribution for _, orders in loads for order in orders], slices)
+def collect(sums: PartialSums, stack: Stack, orders: Sequence[Order]) -> None:
+    """Add every slice of a stack to the sums."""
+    slices = [dict(zip(stack.weights, part, strict=True)) for part in stack.parts]
+    sums.add_all([order.contribution for order in orders], slices)
 
 
 def unit_marks(axes: Axes, order: Order, names: Sequence[str]) -> NDArray[np.float32]:
