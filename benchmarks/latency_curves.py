@@ -16,23 +16,44 @@ import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
 
 from whalefl.fleet.devices import KINDS, REFERENCE_FLOPS, measured_times, seconds_per_sample  # noqa: E402
+from whalefl.markdown import grid
 from whalefl.tasks.catalogue import TASKS, load_task  # noqa: E402
 from whalefl.tasks.costs import LevelCost, level_costs  # noqa: E402
 from whalefl.values import Ladder  # noqa: E402
+
+SAMPLES = 640  # ten mini-batches of 64
+RATES = (80, 20, 10)  # Mbit/s
 
 DOCS = Path(__file__).parent.parent / "docs"
 
 
 def table(costs: dict[str, tuple[LevelCost, ...]]) -> str:
     head = ["task", "level", "parameters", "MFLOP per sample", *(f"{kind} (ms)" for kind in KINDS), "range"]
-    rows = [head, ["---"] * len(head)]
+    rows = [head]
     for task, levels in costs.items():
         for cost in levels:
             times = [f"{1000 * seconds_per_sample(kind, cost.flops):.2f}" for kind in KINDS]
             rows.append(
                 [task, str(cost.level), f"{cost.parameters:,}", f"{cost.flops / 1e6:.2f}", *times, where(cost.flops)]
             )
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return grid(rows).rstrip()
+
+
+def elasticities(costs: dict[str, tuple[LevelCost, ...]]) -> str:
+    """What system efficiency sees: the share of the upload in the delay is d ln SE / d ln rate."""
+    slow, fast, middle = KINDS[-1], KINDS[0], KINDS[1]
+    head = ["task", "slice", *(f"to the rate, at {rate} Mbit/s" for rate in RATES)]
+    head += [f"SE of {fast} / {slow}", f"SE of {middle} / {slow}"]
+    rows = [head]
+    for task, levels in costs.items():
+        for name, cost in (("smallest", levels[-1]), ("whole", levels[0])):
+            computing = {kind: SAMPLES * seconds_per_sample(kind, cost.flops) for kind in KINDS}
+            uploading = {rate: 32e-6 * cost.parameters / rate for rate in RATES}
+            to_rate = [f"{up / (up + computing[slow]):.3f}" for up in uploading.values()]
+            up = uploading[20]
+            ratios = [f"{(up + computing[slow]) / (up + computing[kind]):.2f}" for kind in (fast, middle)]
+            rows.append([task, name, *to_rate, *ratios])
+    return grid(rows).rstrip()
 
 
 def where(flops: float) -> str:
@@ -78,6 +99,16 @@ Times per sample in milliseconds. "measured" rows are the table itself; "extrapo
 on them rest on the assumption that time is proportional to FLOPs there.
 
 {table(costs)}
+
+## What system efficiency sees
+
+SE = T / (delay of uploading + delay of computing), so its elasticity to the link's rate is the share of the upload in
+the delay: 0 where it does not see the link, 1 where it sees nothing else. The paper looks at the smallest slice
+(`se_reference = "unit"`), whose upload hardly shows but for the Transformer's; the whole model (`"full"`) is the
+alternative. Elasticities are those of a {KINDS[-1]} with {SAMPLES} samples a round; the last columns say how far apart
+SE puts kinds of devices at 20 Mbit/s.
+
+{elasticities(costs)}
 
 Made with `python benchmarks/latency_curves.py`.
 """

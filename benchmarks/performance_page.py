@@ -6,7 +6,7 @@ python benchmarks/performance_page.py
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from whalefl.bench.memory import read_memory
@@ -16,13 +16,13 @@ from whalefl.bench.tables import (
     cells,
     header,
     machine_text,
-    markdown,
     memory_caption,
     memory_cells,
     memory_header,
     peer_cells,
     peer_header,
 )
+from whalefl.markdown import grid
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "performance.md"
@@ -82,6 +82,17 @@ A whole run of WHALE on MNIST with an evaluation after every round, from `python
 
 {whale_run}
 
+## What measuring Fisher information costs
+`python benchmarks/fisher_cost.py` ([fisher_cpu.json](../results/bench/fisher_cpu.json)): the mixed rounds with Fisher
+information on 2 of 10 mini-batches and without, in turn on the same engine. Its backward passes alone are 12 % of a
+measured round's FLOPs.
+
+{fisher_cpu}
+
+On a GPU, with `--device cuda` ([fisher_cuda.json](../results/bench/fisher_cuda.json)):
+
+{fisher_cuda}
+
 ## Memory
 `whalefl bench --memory` ([memory.json](../results/bench/memory.json)): what a run takes at most beyond the process
 with its imports and data, as the proportional share of memory of it and its workers, read every 20 ms. Every run has
@@ -93,9 +104,21 @@ the same number of clients in a round, and is a process of its own; nothing is e
 NOT_YET = "Not measured yet."
 
 
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return grid([header, *rows]).rstrip()
+
+
 def page(results: Path = RESULTS) -> str:
     """The page over whatever has been measured so far."""
-    parts = {"cpu": _speed, "gpu": _speed, "memory": _memory, "peers": _peers, "whale_run": _whale_run}
+    parts = {
+        "cpu": _speed,
+        "gpu": _speed,
+        "memory": _memory,
+        "peers": _peers,
+        "whale_run": _whale_run,
+        "fisher_cpu": _fisher,
+        "fisher_cuda": _fisher,
+    }
     texts = {name: _part(results / f"{name}.json", render) for name, render in parts.items()}
     measured = {f"[{name}.json](../results/bench/{name}.json)": (results / f"{name}.json").exists() for name in parts}
     text = TEXT.format(**texts)
@@ -113,14 +136,14 @@ def _speed(path: Path) -> list[str]:
     results = read_results(path)
     blocks = [f"{machine_text(results[0].machine)}."]
     for result in results:
-        blocks += [caption(result), markdown(header(result), cells(result))]
+        blocks += [caption(result), _table(header(result), cells(result))]
     return blocks
 
 
 def _memory(path: Path) -> list[str]:
     blocks = []
     for result in read_memory(path):
-        blocks += [memory_caption(result), markdown(memory_header(), memory_cells(result))]
+        blocks += [memory_caption(result), _table(memory_header(), memory_cells(result))]
     return blocks
 
 
@@ -130,9 +153,21 @@ def _peers(path: Path) -> list[str]:
         versions = ", ".join(result["versions"].values())
         blocks += [
             f"{result['work']}: {versions}; {len(result['rows'][0]['seconds'])} counted rounds each.",
-            markdown(peer_header(result["rows"]), peer_cells(result["rows"])),
+            _table(peer_header(result["rows"]), peer_cells(result["rows"])),
         ]
     return blocks
+
+
+def _fisher(path: Path) -> list[str]:
+    run = json.loads(path.read_text(encoding="utf8"))
+    row = (
+        run["variant"],
+        f"{run['without_s']:.3g}",
+        f"{run['with_s']:.3g}",
+        f"{100 * run['share_of_a_round']:.1f} %",
+        str(run["repeats"]),
+    )
+    return [_table(("variant", "without (s)", "with (s)", "share of the measured round", "turns"), [row])]
 
 
 def _whale_run(path: Path) -> list[str]:
@@ -146,7 +181,7 @@ def _whale_run(path: Path) -> list[str]:
         ("the rest of a round (ms)", f"{run['other_ms']:.1f}"),
         ("mean share of the model trained", f"{100 * run['mean_share']:.0f} %"),
     ]
-    return [markdown(("", "WHALE"), rows)]
+    return [_table(("", "WHALE"), rows)]
 
 
 if __name__ == "__main__":

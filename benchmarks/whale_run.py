@@ -12,12 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from whalefl.config import compose, preset
 from whalefl.execution import make_engine, prepared
 from whalefl.federation import simulation
 from whalefl.federation.engine import Engine
+from whalefl.federation.evaluation import Score
 from whalefl.federation.orders import Order, Outcome
 from whalefl.subnet.aggregation import PartialSums
 from whalefl.subnet.slicing import Weights
@@ -27,7 +30,7 @@ class Timed:
     """An engine with a stopwatch."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine, self.seconds = engine, list[float]()
+        self.engine, self.seconds, self.evaluations = engine, list[float](), list[float]()
 
     def train(self, weights: Weights, orders: Sequence[Order]) -> tuple[PartialSums, list[Outcome]]:
         start = time.perf_counter()
@@ -36,6 +39,12 @@ class Timed:
             torch.cuda.synchronize()
         self.seconds.append(time.perf_counter() - start)
         return sums, outcomes
+
+    def evaluate(self, weights: Weights, calibration: NDArray[np.int64]) -> Score:
+        start = time.perf_counter()
+        score = self.engine.evaluate(weights, calibration)
+        self.evaluations.append(time.perf_counter() - start)
+        return score
 
     def close(self) -> None:
         self.engine.close()
@@ -53,16 +62,6 @@ def main() -> None:
     experiment = compose([preset("mnist"), preset("paper"), preset(f"mnist/{arguments.method}"), wanted])
     federation = prepared(experiment)
     engine = Timed(make_engine(experiment, federation.task))
-    evaluations: list[float] = []
-    score = simulation.evaluate
-
-    def timed_evaluation(*parts: object) -> object:
-        start = time.perf_counter()
-        result = score(*parts)  # type: ignore[arg-type]
-        evaluations.append(time.perf_counter() - start)
-        return result
-
-    simulation.evaluate = timed_evaluation  # type: ignore[assignment]
     start = time.perf_counter()
     records = [finished.record for finished in simulation.rounds_of(federation, experiment, engine)]
     total = time.perf_counter() - start
@@ -76,8 +75,8 @@ def main() -> None:
         # Slots are recorded when they are first needed, nearly all of them in the first rounds.
         "training_ms": 1e3 * mean(engine.seconds),
         "training_without_recording_ms": 1e3 * mean(sorted(engine.seconds)[: int(0.95 * len(engine.seconds))]),
-        "evaluation_ms": 1e3 * mean(evaluations),
-        "other_ms": 1e3 * (total - sum(engine.seconds) - sum(evaluations)) / len(records),
+        "evaluation_ms": 1e3 * mean(engine.evaluations),
+        "other_ms": 1e3 * (total - sum(engine.seconds) - sum(engine.evaluations)) / len(records),
         "mean_share": mean(shares),
         "final_accuracy": records[-1].accuracy,
     }

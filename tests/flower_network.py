@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from in_process import digits_deployment
 from whalefl.flower.terms import Deployment
-from whalefl.flower.testbed.network import Network, running
+from whalefl.flower.testbed.network import Network, running, short_folder
 
 
 @contextmanager
 def network(deployment: Deployment, host: str = "127.0.0.1") -> Iterator[Network]:
-    root = Path(tempfile.mkdtemp(prefix="wfl-"))  # a short path: sockets have room for no more
-    try:
-        with running(root, deployment, host) as net:
-            yield net
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+    with short_folder() as root, running(root, deployment, host) as net:
+        yield net
 
 
 def learning(devices: int, method: str, **terms: object) -> Deployment:

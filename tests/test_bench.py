@@ -22,7 +22,7 @@ from whalefl.bench.memory import MemoryResult, MemoryRow, read_memory, write_mem
 from whalefl.bench.processes import Watch, tree_mb
 from whalefl.bench.results import Machine, Result, read_results, write_results
 from whalefl.bench.scenarios import SCENARIOS, Scenario, orders_of, random_task
-from whalefl.bench.tables import caption, cells, header, markdown, memory_cells, memory_header
+from whalefl.bench.tables import caption, cells, header, memory_cells, memory_header
 from whalefl.bench.timing import Timing, alternate, ratio
 from whalefl.bench.variants import VARIANTS, rounds_by
 from whalefl.errors import WhaleflError
@@ -33,6 +33,7 @@ from whalefl.federation.simulation import Settings, assemble, first_state
 from whalefl.federation.training import Training
 from whalefl.fleet.devices import Fleet
 from whalefl.fleet.weather import Weather
+from whalefl.markdown import grid
 from whalefl.rng import Seeds
 from whalefl.subnet.axes import Axes
 from whalefl.tasks.costs import level_costs
@@ -152,7 +153,7 @@ def test_a_measurement_holds_what_follows_from_its_seconds(result: Result) -> No
     assert second.floor_s == pytest.approx(result.flops / result.rates[2].flops_per_s)
     assert first.floor_share == pytest.approx(first.floor_s / first.median_s)
     assert "2 at width 1/16" in result.description and "Fisher information on 1" in caption(result)
-    table = markdown(header(result), cells(result)).splitlines()
+    table = grid([header(result), *cells(result)]).splitlines()
     assert len(table) == 4 and len({line.count("|") for line in table}) == 1
 
 
@@ -170,7 +171,7 @@ def test_results_are_read_as_they_were_written_and_others_stay(result: Result, t
 
 
 def test_memory_is_read_as_it_was_written(tmp_path: Path) -> None:
-    result = MemoryResult("plain", "whalefl bench --memory", 3, 6.0, 5, 2, (MemoryRow(20, 20, 100.0, 50.0),))
+    result = MemoryResult("plain", "whalefl bench --memory", 3, 6.0, 90.0, 5, 2, (MemoryRow(20, 20, 100.0, 50.0),))
     write_memory(tmp_path / "memory.json", [result])
     assert read_memory(tmp_path / "memory.json") == [result]
     assert result.models_mb == 42.0

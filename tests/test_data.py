@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import io
@@ -62,6 +63,11 @@ def tiny(name: str) -> Arrays:
 
 
 def official_files(name: str) -> dict[str, bytes]:
+    return dict(_made_official(name))
+
+
+@functools.cache  # archives hold the time they were made at, so they are made once
+def _made_official(name: str) -> dict[str, bytes]:
     arrays = tiny(name)
     if name == "mnist":
         keys = ("x_train", "y_train", "x_test", "y_test")

@@ -31,20 +31,21 @@ from whalefl.experiments.catalogue import (
 from whalefl.experiments.cells import Cell, Need, Run, run_of, settings_of
 from whalefl.experiments.claims import claims, claims_page
 from whalefl.experiments.costs import Costs, guessed_seconds, measured_costs
+from whalefl.experiments.headline import headline
 from whalefl.experiments.pages import write_page
 from whalefl.experiments.plan import Entry, Request, plan
 from whalefl.experiments.protocol import MNIST, MOST_ROUNDS, SEVEN, SIGMAS, TASKS, Setting
 from whalefl.experiments.reading import main_cell, tuned_reference
-from whalefl.experiments.status import BEGIN, write_status
+from whalefl.experiments.status import write_status
 from whalefl.experiments.store import Store
 from whalefl.experiments.theorem import CoverageTable
 from whalefl.experiments.trajectories import TrajectoryTable
-from whalefl.experiments.tuning import method_cells, tuning_cells
+from whalefl.experiments.tuning import method_cells, tuning_cells, with_all_seeds
 from whalefl.values import RoundRecord
 
 ROOT = Path(__file__).parent.parent
 NOWHERE = Store(Path("does-not-exist"))
-TINY = Setting("digits", "CNN@digits", target=0.05, hours=1.0, seeds=2, tier=1)
+TINY = Setting("digits", "CNN@digits", target=0.05, hours=1.0, seeds=2, tier=1, tuning_hours=0.5)
 SMALL = (
     ("rounds", 6),
     ("training.iterations", 1),
@@ -235,7 +236,7 @@ def check_the_page(store: Store, folder: Path) -> None:
     for _ in range(2):
         write_status(store.folder, entries)
     status = (store.folder / "STATUS.md").read_text()
-    assert status.startswith("# Mine\n\nA note.\n") and status.count(BEGIN) == 1
+    assert status.startswith("# Mine\n\nA note.\n") and status.count("missing runs: begin") == 1
     assert "| CNN@digits: FedAvg | 1 |" in status
 
 
@@ -278,7 +279,7 @@ def test_guesses_know_tasks_methods_and_machines() -> None:
 
 
 def test_the_command_prints_a_plan_and_refuses_what_it_does_not_know(tmp_path: Path, capsys) -> None:
-    options = Options(tmp_path, tmp_path, None, "cuda", None, "mnist", None, 1, 4, None, "abc")
+    options = Options(tmp_path, tmp_path, None, None, "cuda", None, "mnist", None, 1, 4, None, "abc")
     reproduce_study("table3", options, plan_only=True, report_only=False)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 * len(SEVEN) + 1
@@ -318,8 +319,14 @@ def test_every_claim_is_decided_by_a_rule_and_the_page_is_written_from_results()
     )
 
 
+def test_the_readme_shows_the_results() -> None:
+    shown = (ROOT / "README.md").read_text(encoding="utf8")
+    assert headline(Store(ROOT / "results")) in shown, "run: whalefl reproduce all --report-only --readme README.md"
+
+
 def test_committed_runs_are_small_and_belong_to_a_study() -> None:
     known = {e.run.name for study in STUDIES.values() for e in planned(*study.cells)}
+    known |= {e.run.name for e in planned(*(with_all_seeds(cell) for cell in STUDIES["tuning"].cells))}
     for path in (ROOT / "results" / "runs").rglob("*.json"):
         assert path.stat().st_size < 100_000, path
         assert path.stem in known, f"{path.name} belongs to no table: its settings have changed since"

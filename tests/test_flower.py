@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 
 from in_process import LocalTransport, digits_deployment, make_coordinator, make_residents
 from whalefl.cli import main
+from whalefl.cli.deploy import agreed
 from whalefl.errors import WhaleflError
 from whalefl.execution import prepared
 from whalefl.federation.engine import PlainEngine
@@ -29,6 +32,8 @@ from whalefl.flower import coordinator, probes
 from whalefl.flower.blocks import from_block, to_block
 from whalefl.flower.calibration import Calibration, heard
 from whalefl.flower.deploy.app_folder import write_app
+from whalefl.flower.deploy.gate import Gate
+from whalefl.flower.deploy.keys import make_certificates
 from whalefl.flower.deploy.setup import create_federation
 from whalefl.flower.deploy.status import status_lines
 from whalefl.flower.folders import DeviceFolder, ServerFolder
@@ -41,7 +46,10 @@ from whalefl.flower.refusal import Refused
 from whalefl.flower.relay import Parcel
 from whalefl.flower.stopwatch import Stopwatch, Transfers, read_transfers
 from whalefl.flower.terms import deployment_of, read_deployment, to_toml
+from whalefl.flower.testbed.bench import Run
+from whalefl.flower.testbed.page import page
 from whalefl.flower.testbed.prediction import (
+    Errors,
     Gauge,
     errors_of,
     gauged,
@@ -135,15 +143,37 @@ def test_neither_fisher_values_nor_utilities_leave_a_device(tmp_path: Path) -> N
         seen.append(reply.body)
         return reply
 
-    make_coordinator(digits_deployment("whale", rounds=4), tmp_path, watch).run()
-    fields = {key for body in seen for key in _keys(json.loads(body))}
+    terms = {"evaluation": "devices", "negotiation": "ask"}
+    make_coordinator(digits_deployment("whale", rounds=4, federation=terms), tmp_path, watch).run()
+    replies = [json.loads(body) for body in seen]
+    assert {reply["kind"] for reply in replies} == {"Welcome", "Wish", "Trained", "Gathered", "Judged"}
+    layers = {name for reply in replies for name in reply.get("counts", {})}
+    fields = {key for reply in replies for key in _keys(reply)} - layers
     assert fields == {
         *("kind", "identity", "version", "terms", "axes", "device", "examples", "owned", "wish"),
         *("level", "unit_s", "above", "round", "loss", "computing_s"),
+        *("able", "counts", "predictions", "right"),
     }
     page = (Path(__file__).parent.parent / "docs" / "privacy.md").read_text(encoding="utf8")
     for field in fields - {"kind", "identity", "wish"}:
         assert f"`{field}`" in page, f"docs/privacy.md does not say what {field} reveals"
+
+
+def test_no_bit_is_asked_for_once_the_threshold_is_frozen(tmp_path: Path) -> None:
+    bits: dict[int, list[object]] = {}
+
+    def watch(node: int, reply: Parcel) -> Parcel:
+        body = json.loads(reply.body)
+        if body["kind"] == "Trained":
+            bits.setdefault(body["round"], []).append(body["wish"]["above"])
+        return reply
+
+    coordinator = make_coordinator(digits_deployment("whale", rounds=12, whale={"window": 2}), tmp_path, watch)
+    coordinator.run()
+    assert coordinator.calibration.frozen(2)
+    asked = [number for number, answers in bits.items() if any(bit is not None for bit in answers)]
+    assert asked and len(asked) == coordinator.calibration.rounds and max(asked) < 12
+    assert coordinator.announced.threshold == coordinator.calibration.threshold
 
 
 def _keys(value: object) -> set[str]:
@@ -286,6 +316,83 @@ def test_a_round_with_too_few_answers_is_tried_again(tmp_path: Path) -> None:
     assert largest_difference(coordinator.state.weights, expected) < TOLERANCE
 
 
+def test_a_round_is_tried_again_at_the_levels_that_were_chosen_for_it(tmp_path: Path) -> None:
+    """Devices that answered have chosen another level for the next round, which does not count yet."""
+    failures: list[int] = []
+
+    def once_silent(node: int, reply: Parcel) -> Parcel | Arrival:
+        if node == 2 and json.loads(reply.body)["kind"] == "Trained" and len(failures) < 2:
+            failures.append(node)
+            return Arrival(node, reply.message, 1.0, error="gone")
+        return reply
+
+    deployment = digits_deployment("prefix+random", rounds=4, federation={"quorum": 4})
+    coordinator = make_coordinator(deployment, tmp_path, once_silent)
+    coordinator.run()
+    assert coordinator.journal.counts == {"failed": 2, "repeated": 2}
+    assert [record["round"] for record in coordinator.folder.records()] == [1, 2, 3, 4]
+
+
+def test_a_device_that_was_started_again_is_greeted_before_it_trains(tmp_path: Path) -> None:
+    deployment = digits_deployment("whale", rounds=3)
+    coordinator = make_coordinator(deployment, tmp_path)
+    coordinator._gather_fleet()
+    coordinator._round()
+    coordinator.transport.residents[1] = make_residents(deployment, tmp_path)[1]
+    coordinator._round()
+    assert coordinator.journal.counts == {"refused": 1} and 1 not in coordinator.peers
+    coordinator._shunned.clear()
+    coordinator._round()
+    assert {report.device for report in coordinator.state.reports} == {0, 1, 2, 3}
+
+
+def test_absent_devices_are_replaced_by_those_that_are_there(tmp_path: Path) -> None:
+    deployment = digits_deployment("fedavg", rounds=4, clients_per_round=1)
+    coordinator = make_coordinator(deployment, tmp_path)
+    del coordinator.transport.residents[0], coordinator.transport.residents[3]
+    coordinator.run()
+    trained = [record["devices"][0]["device"] for record in coordinator.folder.records()]
+    assert len(trained) == 4 and set(trained) <= {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [({"examples": 10**6}, "is not its share"), ({"owned": [0]}, "is not its share"), ({"device": 9}, "device 9")],
+)
+def test_a_device_cannot_boast(changes: dict[str, object], why: str, tmp_path: Path) -> None:
+    def boast(node: int, reply: Parcel) -> Parcel:
+        return said(reply, **changes) if node == 1 and '"Welcome"' in reply.body else reply
+
+    coordinator = make_coordinator(digits_deployment(rounds=1, federation={"wait_s": 0.5}), tmp_path, boast)
+    coordinator._gather_fleet()
+    assert set(coordinator.peers) == {0, 2, 3}
+    assert why in (tmp_path / "run" / "events.jsonl").read_text()
+
+
+@pytest.mark.parametrize("changes", [{"predictions": 10**6, "right": 10**6}, {"right": 10**6}, {"loss": -1.0}])
+def test_a_score_that_cannot_be_is_refused(changes: dict[str, object], tmp_path: Path) -> None:
+    def boast(node: int, reply: Parcel) -> Parcel:
+        return said(reply, **changes) if '"Judged"' in reply.body and node == 1 else reply
+
+    deployment = digits_deployment(rounds=1, federation={"evaluation": "devices"})
+    coordinator = make_coordinator(deployment, tmp_path, boast)
+    coordinator.run()
+    assert coordinator.journal.counts == {"refused": 1}
+    assert coordinator.record is not None and coordinator.record.accuracy is not None
+
+
+def test_sums_that_would_spoil_the_statistics_of_all_are_refused(tmp_path: Path) -> None:
+    def spoil(node: int, reply: Parcel) -> Parcel:
+        huge = node == 1 and '"Gathered"' in reply.body
+        return changed(reply, lambda sums: {n: t.fill_(1e300) for n, t in sums.items()}) if huge else reply
+
+    deployment = digits_deployment(rounds=1, federation={"evaluation": "devices", "passes": 1})
+    coordinator = make_coordinator(deployment, tmp_path, spoil)
+    coordinator.run()
+    assert coordinator.journal.counts == {"refused": 1}
+    assert coordinator.record is not None and coordinator.record.loss is not None and coordinator.record.loss < 100
+
+
 @pytest.mark.parametrize("when", ["before the metrics", "after the metrics", "in mid-line", "in the next round"])
 def test_a_killed_server_goes_on_and_no_round_is_lost_or_done_twice(when: str, tmp_path: Path) -> None:
     deployment = digits_deployment("whale", rounds=4)
@@ -418,7 +525,7 @@ def test_terms_come_back_as_they_were_written_and_are_checked(tmp_path: Path) ->
     for values, why in [
         ({"deadline": 1.0}, "federation.deadline"),
         ({"deadline_s": -1.0}, "federation.deadline_s is -1.0"),
-        ({"quorum": 99}, "at most 4, the fleet"),
+        ({"quorum": 99}, "at most 4, a round's devices"),
         ({"quorum": "many"}, "federation.quorum is 'many'"),
     ]:
         with pytest.raises(WhaleflError, match=why):
@@ -432,11 +539,13 @@ def test_the_fingerprint_of_axes_tells_models_apart() -> None:
 
 
 def test_the_stopwatch_reads_flowers_lines(tmp_path: Path) -> None:
-    times = iter([10.0, 12.5, 20.0, 21.0])
+    times = iter([10.0, 12.5, 20.0, 21.0, 22.0, 22.1])
     watch = Stopwatch(tmp_path / "link.json", clock=lambda: next(times))
     watch.listen("INFO :      Receiving: train message (ID: abc123)\n")
     watch.listen("INFO :      Received successfully\n")
     watch.listen("INFO :      Sending: train message (ID: def456)\n")
+    watch.listen("INFO :      Sent successfully\n")
+    watch.listen("INFO :      Sending: query message (ID: def457)\n")  # a few bytes say nothing of the link
     watch.listen("INFO :      Sent successfully\n")
     assert read_transfers(tmp_path / "link.json") == Transfers("abc123", 2.5, 1.0)
     assert read_transfers(tmp_path / "nowhere.json") == Transfers()
@@ -583,6 +692,10 @@ def test_what_the_simulator_predicts_of_a_round() -> None:
         (("deploy", "init", "lab", "--host", "lab", "--devices", "0"), "devices is 0"),
         (("deploy", "init", "lab", "--host", "lab", "--set", "federation.quorum=99"), "federation.quorum is 99"),
         (("deploy", "init", "lab", "--host", "lab", "--set", "federation.speed=1"), "federation.speed is 1"),
+        (
+            ("deploy", "init", "lab", "--host", "lab", "--set", "clients_per_round=2", "--set", "federation.quorum=3"),
+            "federation.quorum is 3",
+        ),
         (("testbed", "digits", "--cores", "many"), "cores is 'many'"),
         (("testbed", "digits", "--cores", "0.5,0"), "cores is (0.5, 0.0)"),
     ],
@@ -602,3 +715,92 @@ def test_mistakes_get_one_sentence_and_leave_nothing(
     (line,) = capsys.readouterr().err.splitlines()
     assert why in line
     assert not list(tmp_path.iterdir())
+
+
+FLEET_FILE = """
+[federation]
+quorum = 2
+
+[[fleet.groups]]
+kind = "JetsonNano"
+count = 2
+widest_level = 2
+"""
+
+
+def test_a_file_holds_fleet_and_terms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "fleet.toml").write_text(FLEET_FILE, encoding="utf8")
+    deployment = agreed("digits", tmp_path / "fleet.toml", [], {}, None)
+    assert deployment.terms.quorum == 2 and len(deployment.experiment.fleet) == 2
+    assert deployment.experiment.fleet.devices[0].widest_level == 2
+    assert deployment.experiment.horizon_s is None and deployment.experiment.target == 0.9  # of the task's preset
+    assert agreed("digits", None, ["horizon_s=60"], {}, 3).experiment.horizon_s == 60
+    with pytest.raises(WhaleflError, match="devices is 3; it must be left out where a fleet is given"):
+        agreed("digits", tmp_path / "fleet.toml", [], {}, 3)
+    assert len(agreed("mnist", None, [], {"method": "heterofl"}, 3).experiment.fleet) == 3  # not its preset's 20
+    (tmp_path / "again.toml").write_text(to_toml(deployment), encoding="utf8")
+    assert agreed(None, tmp_path / "again.toml", [], {}, None) == deployment
+
+
+def test_what_a_device_would_tell_of_its_words_is_asked_for(tmp_path: Path) -> None:
+    assert not agreed("wikitext2", None, [], {}, 2).experiment.aggregation.label_ownership
+    told = tmp_path / "told.toml"
+    told.write_text("[aggregation]\nlabel_ownership = true\n", encoding="utf8")
+    assert agreed("wikitext2", told, [], {}, 2).experiment.aggregation.label_ownership
+    assert agreed("digits", None, [], {}, 2).experiment.aggregation.label_ownership
+    told.write_text('task = "wikitext2"\n', encoding="utf8")  # a file that stands for itself
+    assert not agreed(None, told, [], {}, 2).experiment.aggregation.label_ownership
+
+
+def test_classes_that_nobody_has_are_named(tmp_path: Path) -> None:
+    (note,) = create_federation(tmp_path / "few", agreed("digits", None, [], {}, 3), "127.0.0.1", 9443, 9444)
+    assert "no device has examples of" in note and note.count(",") == 3  # 3 x 2 of 10 classes
+    assert not create_federation(
+        tmp_path / "all", agreed("digits", None, ["partition.kind=iid"], {}, 3), "127.0.0.1", 9443, 9444
+    )
+
+
+def test_the_testbeds_page_has_a_line_for_each_method_run_and_device() -> None:
+    errors = Errors(12, 0.11, 0.25)
+    runs = [Run("fedavg", 1, 14, 311.4, 295.0, errors), Run("fedavg", 2, 14, 278.0, 251.0, errors)]
+    runs.append(Run("whale", 1, 24, None, 260.0, Errors(24, 0.2, 0.3)))
+    gauges = [Gauge(((1e6, 2e-4), (2e8, 1e-2)), 6.25)]
+    lines = page("Title", runs, gauges, [0.5], "whalefl testbed").splitlines()
+    assert "| fedavg | 2 of 2 | 295 (278-311) | 273 (251-295) | 14 (14-14) | 11 % | 25 % |" in lines
+    assert "| whale | 0 of 1 | - | 260 | 24 | 20 % | 30 % |" in lines
+    assert "| whale | 1 | not reached | 260 | 24 | 20 % | 30 % |" in lines
+    assert "| 0 | 0.5 | 6.2 | 10.00 | 0.20 |" in lines
+
+
+def test_the_gate_bounds_what_a_device_sends_at_once(tmp_path: Path) -> None:
+    """Many requests at the same time are counted before any of them is answered."""
+    authority, _ = make_certificates(["localhost"])
+    (tmp_path / "ca.pem").write_bytes(authority)
+    gate, answers = Gate("127.0.0.1:1", tmp_path / "ca.pem", most_bytes=100, reply_bytes=250), list[int]()
+
+    class Slow:
+        async def request(self, *_: object, **__: object) -> httpx.Response:
+            await asyncio.sleep(0.05)
+            return httpx.Response(200)
+
+    async def push(path: str = "/v1/fleet/push-object", size: int = 100) -> None:
+        async def receive() -> dict[str, object]:
+            return {"type": "http.request", "body": bytes(size)}
+
+        async def send(event: MutableMapping[str, object]) -> None:
+            if event["type"] == "http.response.start":
+                answers.append(int(str(event["status"])))
+
+        await gate(
+            {"type": "http", "path": path, "method": "POST", "headers": [(b"flwr-public-key", b"a")]}, receive, send
+        )
+
+    async def four_at_once() -> None:
+        await asyncio.gather(*(push() for _ in range(4)))
+
+    gate._client = Slow()  # type: ignore[assignment]
+    asyncio.run(four_at_once())
+    assert sorted(answers) == [200, 200, 413, 413]
+    asyncio.run(push(size=101))
+    asyncio.run(push(path="/v1/fleet/../control/start-run"))
+    assert answers[4:] == [413, 403] and not gate._passing

@@ -29,7 +29,7 @@ EVIL = Path(__file__).parent / "evil_device.py"
 
 def two_devices(**more: object) -> Deployment:
     groups = [{"kind": "MacBookPro2018", "count": 1}, {"kind": "JetsonTX2", "count": 1, "fixed_level": 3}]
-    base = {"rounds": 2, "fleet": {"groups": groups}, "partition": {"kind": "iid"}}
+    base = {"rounds": 3, "fleet": {"groups": groups}, "partition": {"kind": "iid"}}
     return digits_deployment("heterofl", **{**base, **more})
 
 
@@ -42,7 +42,7 @@ def test_two_devices_train_digits_over_tls_and_equal_the_simulator() -> None:
         net.wait_for(lambda: len(net.records()) >= 1, 100)
         check_only_devices_may_enter(net)
         net.wait_for(net.finished, 60)
-        assert [record["round"] for record in net.records()] == [1, 2]
+        assert [record["round"] for record in net.records()] == [1, 2, 3]
         assert net.processes["server"].wait(20) == 0
         assert "Traceback" not in net.told()
         check_equal_to_simulator(deployment, net)
@@ -55,6 +55,8 @@ def check_only_devices_may_enter(net: Network) -> None:
     with httpx.Client(base_url=f"https://127.0.0.1:{settings.port}", verify=trusted) as client:
         assert client.post("/v1/control/list-runs", content=b"").status_code == 403
         assert client.post("/v1/runtime/acquire-task", content=b"").status_code == 403
+        for detour in ("%2e%2e/control/list-runs", "..%2fcontrol/list-runs", "pull-messages/%2e%2e/x", "", "a/b"):
+            assert client.post(f"/v1/fleet/{detour}", content=b"").status_code == 403
         assert 400 <= client.post("/v1/fleet/pull-messages", content=b"").status_code < 500  # passed on, and refused
         too_large = bytes(1024 * settings.chunk_kb + 1_000_000)
         assert client.post("/v1/fleet/push-object", content=too_large).status_code == 413
@@ -162,6 +164,7 @@ def test_devices_that_do_not_keep_to_the_agreement_change_nothing() -> None:
         assert [event for event in net.events() if event["device"] == 5 and event["what"] != "refused"]
         assert "413" in net.server_folder.log.read_text() + net.device_folder(5).log.read_text()
         assert not [event for event in net.events() if event["device"] == 1]
+        assert "Failed to activate SuperNode" in net.device_folder(1).log.read_text()
         weights = load_file(net.server_folder.run / "model.safetensors")
     alone = deployment.experiment
     federation = prepared(alone)

@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from conftest import made_up_task
 from whalefl.federation.engine import PlainEngine
+from whalefl.federation.evaluation import Score
 from whalefl.federation.methods import METHODS, Method, make_method
 from whalefl.federation.orders import Order, Outcome
 from whalefl.federation.rounds import Aggregation, close_round, draw_batches, open_round
@@ -92,6 +94,9 @@ class Shuffled:
 
     def train(self, weights: Weights, orders: Sequence[Order]) -> tuple[PartialSums, list[Outcome]]:
         return self.plain.train(weights, [orders[i] for i in self.rng.permutation(len(orders))])
+
+    def evaluate(self, weights: Weights, calibration: NDArray[np.int64]) -> Score:
+        return self.plain.evaluate(weights, calibration)
 
 
 @pytest.mark.parametrize("method", ["whale", "whaledropout", "whalerolex"])

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whalefl.errors import WhaleflError
-from whalefl.subnet.aggregation import Contribution, PartialSums, count_devices
+from whalefl.subnet.aggregation import Contribution, PartialSums, count_devices, split_flat
 from whalefl.subnet.axes import Axes, Plan, Segment, Whole
 from whalefl.subnet.coverage import count_shares, cover, never_trained
-from whalefl.subnet.plans import EXTRACTIONS, Prefix, Random, Rolling, kept
-from whalefl.subnet.slicing import cut, inside, put_back, sliced_axes
+from whalefl.subnet.plans import EXTRACTIONS, Extraction, Prefix, Random, Rolling, kept
+from whalefl.subnet.slicing import cut, inside, plan_index, put_back, sliced_axes
 
 LABELS = 3
 
@@ -277,3 +277,21 @@ def test_wrong_declarations_are_named() -> None:
         Axes.of({"n": 4}, {"w": ("n",)}, labels={"w": 0})
     with pytest.raises(WhaleflError, match="outer is 0"):
         Segment("n", outer=0)
+
+
+@pytest.mark.parametrize("extraction", EXTRACTIONS.values(), ids=lambda e: e.name)
+def test_the_gpu_finds_every_number_of_a_slice_in_the_flat_model(extraction: Extraction) -> None:
+    """Channels of convolutions come last in a slot; a parameter without dimensions has one place."""
+    from whalefl.federation.graphs import Aim
+
+    axes = Axes.of({"a": 5, "b": 7}, {"w": ("b", "a", 3, 3), "v": (2, "b"), "s": (), "u": ("a",)})
+    plan = extraction.plan(axes, 0.5, 3, 1, 0)
+    whole = split_flat(axes, torch.arange(axes.count))
+    expected, spans, start = [], {}, 0
+    for name, index in plan_index(axes, plan).items():
+        piece = whole[name][index]
+        rows = piece.permute(0, 2, 3, 1) if piece.ndim == 4 else piece
+        spans[name] = (start, start + rows.numel(), rows.shape)
+        start += rows.numel()
+        expected.append(rows.flatten())
+    assert torch.equal(Aim(axes, plan, spans, torch.device("cpu")).at(plan), torch.cat(expected))

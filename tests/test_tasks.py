@@ -557,7 +557,15 @@ def test_the_real_examples(
         assert len(set(task.groups.tolist())) == {"har": 21, "wikitext2": 600}[name]
 
 
-@pytest.mark.parametrize(("convolve", "shape"), [(convolve_grey, (4, 1, 7, 5)), (convolve_tiny, (4, 6, 3, 2))])
+@pytest.mark.parametrize(
+    ("convolve", "shape"),
+    [
+        (convolve_grey, (4, 1, 7, 5)),
+        (convolve_tiny, (4, 6, 3, 2)),
+        (convolve_tiny, (2, 3, 4, 4)),
+        (convolve_tiny, (3, 5, 1, 1)),
+    ],
+)
 def test_convolutions_as_products_are_convolutions(
     convolve: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, ...]
 ) -> None:

@@ -32,6 +32,7 @@ from whalefl.subnet.aggregation import PartialSums
 from whalefl.tasks.digits import digits
 from whalefl.tasks.har import har_task
 from whalefl.tasks.task import Shape, Task
+from whalefl.values import RoundRecord
 
 TRAINING = Training(iterations=3, batch=8, lr=0.05)
 FLEET = Fleet((DeviceGroup("JetsonNano", 6), DeviceGroup("RaspberryPi4", 6)))
@@ -119,15 +120,17 @@ def test_shares_are_a_partition_and_nearly_even(costs: list[float], workers: int
 @forks
 @pytest.mark.parametrize("method", ["whale", "whaledropout", "fedavg"])
 def test_a_run_is_bit_for_bit_the_same_on_one_and_on_several_workers(corners: Task, method: str) -> None:
-    def final(engine: PlainEngine | WorkersEngine) -> list[torch.Tensor]:
+    def run(engine: PlainEngine | WorkersEngine) -> tuple[list[RoundRecord], list[torch.Tensor]]:
         settings = Settings(rounds=3, training=TRAINING)
-        *_, last = simulate(corners, make_method(method), FLEET, settings=settings, engine=engine)
-        return list(last.state.weights.values())
+        rounds = list(simulate(corners, make_method(method), FLEET, settings=settings, engine=engine))
+        return [finished.record for finished in rounds], list(rounds[-1].state.weights.values())
 
-    expected = final(PlainEngine(corners, TRAINING))
+    records, weights = run(PlainEngine(corners, TRAINING))
     for workers in (1, 2, 3):
         with WorkersEngine(corners, TRAINING, workers) as engine:
-            assert all(torch.equal(a, b) for a, b in zip(final(engine), expected, strict=True))
+            same_records, same_weights = run(engine)
+        assert same_records == records  # scores too
+        assert all(torch.equal(a, b) for a, b in zip(same_weights, weights, strict=True))
 
 
 @forks
@@ -155,13 +158,22 @@ def test_what_goes_wrong_in_a_worker_is_said_here(corners: Task) -> None:
 
 @forks
 def test_bf16_learns_nearly_the_same(corners: Task) -> None:
-    orders, weights = orders_of(corners), corners.initial_weights(0)
+    orders, weights = orders_of(corners, "fedavg"), corners.initial_weights(0)
     with WorkersEngine(corners, TRAINING, 2, "bf16") as engine:
         sums, outcomes = engine.train(weights, orders)
     exact, reference = PlainEngine(corners, TRAINING).train(weights, orders)
     assert not torch.equal(sums.flat, exact.flat)
     assert (sums.flat - exact.flat).norm() < 0.02 * exact.flat.norm()
     assert np.mean([o.loss for o in outcomes]) == pytest.approx(np.mean([o.loss for o in reference]), rel=0.05)
+
+
+def test_narrow_slices_are_not_rounded_to_bf16_on_a_processor(corners: Task) -> None:
+    orders, weights = orders_of(corners), corners.initial_weights(0)
+    assert all(order.width <= NARROW for order in orders)
+    rounded, exact = (
+        PlainEngine(corners, TRAINING, precision).train(weights, orders)[0] for precision in ("bf16", "fp32")
+    )
+    assert torch.equal(rounded.flat, exact.flat)
 
 
 @forks

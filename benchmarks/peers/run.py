@@ -24,8 +24,9 @@ from platformdirs import user_cache_path
 from work import CORES, WORKS
 
 from whalefl.bench.results import SCHEMA, this_machine
-from whalefl.bench.tables import markdown, peer_cells, peer_header
+from whalefl.bench.tables import peer_cells, peer_header
 from whalefl.bench.timing import Timing, ratio
+from whalefl.markdown import grid
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent.parent / "results" / "bench" / "peers.json"
@@ -167,7 +168,7 @@ def main() -> None:
             "versions": {name: PEERS[name] for name in names if name in PEERS},
             "rows": rows,
         }
-        print(f"\n{work}: {WORKS[work]}\n\n{markdown(peer_header(rows), peer_cells(rows))}")
+        print(f"\n{work}: {WORKS[work]}\n\n{grid([peer_header(rows), *peer_cells(rows)])}")
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps({"schema": SCHEMA, "results": list(results.values())}, indent=2) + "\n")
     print(f"\nresults         {arguments.out}")

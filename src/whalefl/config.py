@@ -83,7 +83,7 @@ def compose(layers: Iterable[Mapping[str, Any]]) -> Experiment:
     """The experiment that these layers describe, later ones over earlier ones."""
     values: Values = {}
     for layer in layers:
-        values = _merged(values, _with_weather(layer))
+        values = merged(values, _with_weather(layer))
     try:
         return TypeAdapter(Experiment).validate_json(json.dumps(values, default=str), strict=True, extra="forbid")
     except ValidationError as error:
@@ -121,10 +121,7 @@ def assignments(pairs: Sequence[str], option: str) -> Values:
         key, equals, text = pair.partition("=")
         if not equals or not key.strip():
             raise WhaleflError(f"{option} is {pair!r}; it must be key=value")
-        layer: Any = toml_value(text.strip())
-        for part in reversed(key.strip().split(".")):
-            layer = {part: layer}
-        values = _merged(values, _with_weather(layer))
+        values = merged(values, _with_weather(nested(key.strip(), toml_value(text.strip()))))
     return values
 
 
@@ -149,11 +146,19 @@ def _without_none(value: Any) -> Any:
     return value
 
 
-def _merged(below: Values, above: Mapping[str, Any]) -> Values:
+def nested(key: str, value: Any) -> Values:
+    """A dotted key and its value as nested tables."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return {**value}
+
+
+def merged(below: Values, above: Mapping[str, Any]) -> Values:
+    """One layer over another: tables are merged key by key, anything else is replaced."""
     result = dict(below)
     for key, value in above.items():
         both_tables = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = _merged(result[key], value) if both_tables else value
+        result[key] = merged(result[key], value) if both_tables else value
     return result
 
 

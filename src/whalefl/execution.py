@@ -142,7 +142,8 @@ def _engine_of(experiment: Experiment, task: Task) -> Engine:
         replace(experiment.training, lr=1.0),  # the rate comes with every order
     )
     if _recorded is None or _recorded[0] != key:
-        _recorded = None  # first free the memory of the old one
+        _recorded = None
+        torch.cuda.empty_cache()  # what was recorded before leaves memory that nothing recorded later could use
         _recorded = (key, make_engine(experiment, task))
     return _recorded[1]
 

@@ -1,7 +1,9 @@
 """How much memory a simulation takes beyond the process with its data, for ever more clients.
 
-Every number of clients gets a process of its own, which imports, makes its data, and waits; from then on its
-proportional share of memory, summed over it and its workers, is read from Linux every few milliseconds.
+Beside it stands what torch itself takes for training: a few steps of the whole model in a plain loop, most of it for
+activations, gradients, and the scratch memory and code of its convolutions. Every number of clients gets a process of
+its own, which imports, makes its data, and waits; from then on its proportional share of memory, summed over it and its
+workers, is read from Linux every few milliseconds.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from time import sleep
+
+import torch
+from torch.nn.functional import cross_entropy
 
 from whalefl.bench.floor import CORES
 from whalefl.bench.processes import tree_mb
@@ -36,6 +41,7 @@ COHORT = 20
 ROUNDS = 6
 EXAMPLES = 60_000
 ENGINES = ("plain", "workers", "workers-bf16")
+_LOOP = "loop"
 _EVERY_S = 0.02
 _READY = "ready"
 
@@ -52,12 +58,16 @@ class MemoryRow:
 
 @dataclass(frozen=True)
 class MemoryResult:
-    """Runs with ever more clients, beside the size of what has to be held: a model for each level and worker."""
+    """Runs with ever more clients, beside the size of what has to be held: a model for each level and worker.
+
+    `loop_mb` is what training the whole model in a plain loop takes, which every worker does too.
+    """
 
     engine: str
     command: str
     rounds: int
     model_mb: float
+    loop_mb: float
     levels: int
     workers: int
     rows: tuple[MemoryRow, ...]
@@ -89,6 +99,7 @@ def measure_memory(engine: str, clients: tuple[int, ...], rounds: int, command: 
         command=command,
         rounds=rounds,
         model_mb=4 * parameters / 1e6,
+        loop_mb=_measured(_LOOP, COHORT, rounds).beyond_mb,
         levels=LADDER.levels,
         workers=1 if engine == "plain" else CORES,
         rows=tuple(_measured(engine, number, rounds) for number in clients),
@@ -121,6 +132,17 @@ def _engine(name: str, task: Task, training: Training) -> Engine:
     return WorkersEngine(task, training, workers=CORES, precision="bf16" if name == "workers-bf16" else "fp32")
 
 
+def plain_steps(task: Task) -> None:
+    """The whole model trained on a few mini-batches, as anybody would."""
+    model = task.build(task.full).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    for _ in range(10):
+        inputs, targets = task.prepare(task.train.inputs[:10]), task.train.targets[:10]
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
 def simulation_in_child(engine: str, clients: int, rounds: int) -> None:
     """What is measured: a few rounds of HeteroFL with a cohort drawn from all clients, once somebody says so.
 
@@ -132,6 +154,9 @@ def simulation_in_child(engine: str, clients: int, rounds: int) -> None:
     level_costs(task, LADDER)  # counting FLOPs makes torch import much that it had put off
     print(_READY, flush=True)
     sys.stdin.readline()
+    if engine == _LOOP:
+        plain_steps(task)
+        return
     fleet = Fleet(tuple(DeviceGroup(kind, count=clients // len(KINDS)) for kind in KINDS))
     settings = Settings(
         rounds=rounds + 1,

@@ -63,7 +63,14 @@ def _rate(flops_per_s: float) -> str:
 
 
 def memory_header() -> tuple[str, ...]:
-    return ("clients", "in a round", "before", "at most beyond that", "model x (levels + workers)")
+    return (
+        "clients",
+        "in a round",
+        "before",
+        "at most beyond that",
+        "model x (levels + workers)",
+        "and a loop a worker",
+    )
 
 
 def memory_cells(result: MemoryResult) -> list[tuple[str, ...]]:
@@ -74,6 +81,7 @@ def memory_cells(result: MemoryResult) -> list[tuple[str, ...]]:
             f"{row.before_mb:.0f} MB",
             f"{row.beyond_mb:.0f} MB",
             f"{result.models_mb:.0f} MB",
+            f"{result.models_mb + result.workers * result.loop_mb:.0f} MB",
         )
         for row in result.rows
     ]
@@ -82,7 +90,8 @@ def memory_cells(result: MemoryResult) -> list[tuple[str, ...]]:
 def memory_caption(result: MemoryResult) -> str:
     return (
         f"memory of the engine {result.engine}: {result.rounds} rounds of CNN@MNIST at {result.levels} levels, "
-        f"a model of {result.model_mb:.1f} MB, workers: {result.workers}."
+        f"a model of {result.model_mb:.1f} MB, workers: {result.workers}; a plain training loop of the whole "
+        f"model takes {result.loop_mb:.0f} MB."
     )
 
 
@@ -101,9 +110,3 @@ def peer_cells(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 def machine_text(machine: Machine) -> str:
     where = f"{machine.processor}, cores: {machine.cores}" if machine.gpu is None else machine.gpu
     return f"Measured on {where}, torch {machine.torch}"
-
-
-def markdown(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [names, ["---"] * len(names), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -138,13 +138,14 @@ def reproduce(
     results: Annotated[Path, typer.Option(help="Where pages and compact metrics are.")] = Path("results"),
     work: Annotated[Path, typer.Option(help="Where the full run folders go.")] = Path("runs/reproduce"),
     claims: Annotated[Path | None, typer.Option(help="Also write what the paper's claims come to, here.")] = None,
+    readme: Annotated[Path | None, typer.Option(help="Also refresh the headline section of this page.")] = None,
     commit: Annotated[str | None, typer.Option(help="The commit to note; asked of git if left out.")] = None,
 ) -> None:
     """Reproduce a table or figure of the paper: make the runs that are missing, then its page under results/."""
     from whalefl.cli.reproduce import Options, reproduce_study
 
     options = Options(
-        results, work, claims, device, data_dir, only_tasks, only_methods, seeds, jobs, time_limit, commit
+        results, work, claims, readme, device, data_dir, only_tasks, only_methods, seeds, jobs, time_limit, commit
     )
     reproduce_study(name, options, plan, report_only)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,8 @@ from whalefl.errors import WhaleflError, require
 from whalefl.fleet.devices import KINDS, DeviceGroup, Fleet
 
 if TYPE_CHECKING:
-    from whalefl.config import Experiment
+    from whalefl.flower.terms import Deployment
 
-_TERMS = "federation"
 _LANGUAGE = ("wikitext2",)
 """Tasks whose labels are words: which of them a device owns is its text, almost, and is not told unless asked for."""
 
@@ -36,21 +35,23 @@ def some_fleet(devices: int) -> Fleet:
 
 def agreed(
     task: str | None, config: Path | None, pairs: Sequence[str], options: dict[str, Any], devices: int | None
-) -> tuple[Experiment, dict[str, Any]]:
-    """The experiment and the terms that a command describes; terms are set as federation.KEY=VALUE."""
-    from whalefl.cli.options import experiment_of
-    from whalefl.config import assignments
+) -> Deployment:
+    """The experiment and the terms that a command describes; the terms are the table `federation`.
 
-    terms = [pair for pair in pairs if pair.startswith(f"{_TERMS}.")]
-    others = [pair for pair in pairs if not pair.startswith(f"{_TERMS}.")]
-    experiment = experiment_of(task, config, others, options)
+    Of the presets a federation leaves out what is meant for virtual time, and what would tell too much.
+    """
+    from whalefl.cli.options import layers_of
+    from whalefl.flower.terms import deployment_of
+
+    presets, *said = layers_of(task, config, pairs, options)
+    presets = {**presets, "horizon_s": None}
+    if next(layer["task"] for layer in reversed(said) if "task" in layer) in _LANGUAGE:
+        presets["aggregation"] = {**presets.get("aggregation", {}), "label_ownership": False}
     if devices is not None:
-        experiment = replace(experiment, fleet=some_fleet(devices))
-    told = any(pair.startswith("aggregation.label_ownership") for pair in others)
-    if experiment.task in _LANGUAGE and not told:
-        experiment = replace(experiment, aggregation=replace(experiment.aggregation, label_ownership=False))
-    values: dict[str, Any] = assignments(terms, "--set").get(_TERMS, {})
-    return experiment, values
+        given = any("fleet" in layer for layer in said)
+        require(not given, "devices", devices, "left out where a fleet is given")
+        said.append({"fleet": asdict(some_fleet(devices))})
+    return deployment_of([presets, *said])
 
 
 def init(
@@ -65,11 +66,11 @@ def init(
 ) -> None:
     need_flower()
     from whalefl.flower.deploy.setup import create_federation
-    from whalefl.flower.terms import Deployment, terms_of
 
-    experiment, values = agreed(task, config, pairs, options, devices)
-    deployment = Deployment(experiment, terms_of(values))
-    create_federation(out, deployment, host, port, port + 1)
+    deployment = agreed(task, config, pairs, options, devices)
+    experiment = deployment.experiment
+    for line in create_federation(out, deployment, host, port, port + 1):
+        print(line)
     print(f"a federation of {len(experiment.fleet)} devices: {experiment.method} on {experiment.task}")
     print(f"on the server   whalefl deploy server {out / 'server'}")
     print(f"copy            {out / 'device-N'} to device N, by a safe way: it holds the device's key")

@@ -7,27 +7,34 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from whalefl.config import Experiment, Values, assignments, compose, preset, read_toml
+from whalefl.config import Experiment, Values, assignments, compose, merged, preset, read_toml
 from whalefl.errors import WhaleflError
 
 
 def experiment_of(
     task: str | None, config: Path | None, pairs: Sequence[str], options: Values, swept: Sequence[str] = ()
 ) -> Experiment:
-    """The experiment that a command describes: presets, then the file, then options, then --set, then --sweep.
+    """The experiment that a command describes."""
+    return compose(layers_of(task, config, pairs, options, swept))
+
+
+def layers_of(
+    task: str | None, config: Path | None, pairs: Sequence[str], options: Values, swept: Sequence[str] = ()
+) -> list[Values]:
+    """What a command says, later layers over earlier: presets, the file, options, --set, --sweep.
 
     The presets are the task's, and the one for this method on this task. A file that names its task stands for
-    itself, so that the config.toml of a run repeats that run exactly; any other lies over the presets.
+    itself, so that the config.toml of a run repeats that run exactly: then there are none.
     """
     refuse_keys(("task",), pairs, "--set")
     file = _config(config) if config is not None else {}
     above = [{key: value for key, value in options.items() if value is not None}]
     above += [assignments(pairs, "--set"), assignments(swept, "--sweep")]
     if "task" in file and task in (None, file["task"]):
-        return compose([file, *above])
+        return [{}, file, *above]
     name = task or Experiment.task
     method = next((layer["method"] for layer in reversed([file, *above]) if "method" in layer), Experiment.method)
-    return compose([preset(name), preset(f"{name}/{method}"), file, {"task": name}, *above])
+    return [merged(preset(name), preset(f"{name}/{method}")), file, {"task": name}, *above]
 
 
 def _config(config: Path) -> Values:

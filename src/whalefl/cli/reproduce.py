@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from whalefl.cli.options import repeating_command, words
@@ -14,8 +15,9 @@ from whalefl.experiments.carrying import Place, carry_out_all
 from whalefl.experiments.catalogue import REPORTED, STUDIES, Study
 from whalefl.experiments.claims import write_claims
 from whalefl.experiments.costs import Costs, measured_costs
+from whalefl.experiments.headline import write_headline
 from whalefl.experiments.pages import write_page
-from whalefl.experiments.plan import Entry, Request, plan
+from whalefl.experiments.plan import Entry, Request, missing, plan
 from whalefl.experiments.protocol import TASKS
 from whalefl.experiments.status import write_status
 from whalefl.experiments.store import Store
@@ -31,6 +33,7 @@ class Options:
     results: Path
     work: Path
     claims: Path | None
+    readme: Path | None
     device: str | None
     data_dir: Path | None
     only_tasks: str | None
@@ -55,13 +58,24 @@ def reproduce_study(name: str, options: Options, plan_only: bool, report_only: b
         data_dir=None if options.data_dir is None else str(options.data_dir),
     )
     store = Store(options.results)
-    entries = plan([c for s in studies for c in s.cells], store, measured_costs(store.folder), request)
     if plan_only:
-        _print_plan(entries, options.jobs)
+        _print_plan(_planned(studies, store, request), options.jobs)
         return
     if not report_only:
+        start, entries = time.monotonic(), _planned(studies, store, request)
         _carry_out(entries, request, options)
+        # What has ended may show what else is needed.
+        known = {entry.run.identity for entry in entries}
+        later = [entry for entry in _planned(studies, store, request) if entry.run.identity not in known]
+        spent = time.monotonic() - start
+        left = None if options.time_limit is None else max(0.0, options.time_limit - spent)
+        _carry_out(later, request, replace(options, time_limit=left))
     _report(studies, store, options)
+
+
+def _planned(studies: Sequence[Study], store: Store, request: Request, costs: Costs | None = None) -> list[Entry]:
+    cells = [cell for study in studies for cell in (*study.cells, *study.later(store))]
+    return plan(cells, store, measured_costs(store.folder) if costs is None else costs, request)
 
 
 def _names(option: str, text: str | None, known: Sequence[str]) -> tuple[str, ...] | None:
@@ -77,13 +91,15 @@ def _names(option: str, text: str | None, known: Sequence[str]) -> tuple[str, ..
 def _carry_out(entries: Sequence[Entry], request: Request, options: Options) -> None:
     command = repeating_command()
     place = Place(options.results, options.work, options.jobs, options.time_limit, command, options.commit or _commit())
-    missing = [entry for entry in entries if not entry.done]
-    with progress_of({entry.run.name: entry.run.experiment for entry in missing}) as listener:
-        for number, run in enumerate(carry_out_all(missing, request, place, listener), start=1):
-            print(f"{number} of {len(missing)}  {run.experiment.task} {run.name}", flush=True)
-    left = sum(not Store(options.results).path(entry.run).exists() for entry in missing)
+    waiting = missing(entries)
+    if not waiting:
+        return
+    with progress_of({entry.run.name: entry.run.experiment for entry in waiting}) as listener:
+        for number, run in enumerate(carry_out_all(waiting, request, place, listener), start=1):
+            print(f"{number} of {len(waiting)}  {run.experiment.task} {run.name}", flush=True)
+    left = sum(not Store(options.results).path(entry.run).exists() for entry in waiting)
     if left:
-        print(f"{left} runs are left for lack of time; the same command goes on with them")
+        print(f"{left} runs are left for lack of time, or since what they need is not there; the same command goes on")
 
 
 def _report(studies: Sequence[Study], store: Store, options: Options) -> None:
@@ -95,10 +111,13 @@ def _report(studies: Sequence[Study], store: Store, options: Options) -> None:
     if options.claims is not None:
         write_claims(options.claims, store)
         print(f"claims          {options.claims}")
+    if options.readme is not None:
+        write_headline(options.readme, store)
+        print(f"headline        {options.readme}")
 
 
 def _whole_plan(studies: Sequence[Study], store: Store) -> list[Entry]:
-    return plan([cell for study in studies for cell in study.cells], store, Costs({}), Request())
+    return _planned(studies, store, Request(), Costs({}))
 
 
 def _print_plan(entries: Sequence[Entry], jobs: int) -> None:
@@ -108,10 +127,10 @@ def _print_plan(entries: Sequence[Entry], jobs: int) -> None:
         seed = entry.run.experiment.seed
         label = entry.labels[0] if entry.labels else "needed by another run"
         print(f"{number:4d}  {state:>8}  seed {seed:<3d}  {label}  ({entry.run.name})")
-    missing = [entry for entry in entries if not entry.done]
-    seconds = sum(entry.seconds for entry in missing)
+    waiting = missing(entries)
+    seconds = sum(entry.seconds for entry in waiting)
     together = f"about {seconds / jobs:.0f} s with {jobs} side by side"
-    print(f"{len(missing)} of {len(entries)} runs are missing: {seconds:.0f} s one after another, {together}")
+    print(f"{len(waiting)} of {len(entries)} runs are missing: {seconds:.0f} s one after another, {together}")
 
 
 def _commit() -> str:

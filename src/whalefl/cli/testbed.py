@@ -31,32 +31,24 @@ def testbed(
     out: Path | None,
 ) -> None:
     need_flower()
-    from whalefl.flower.terms import terms_of
     from whalefl.flower.testbed.bench import Plan, run_testbed
+    from whalefl.flower.testbed.page import METHOD_HEADS, method_rows, page
 
     shares = _numbers(cores)
     plan = Plan(tuple(words("methods", methods)), repeats, shares, gauge_rounds)
-    experiment, values = agreed(task, config, [*_STEADY, *pairs], options, len(shares))
-    folder = out if out is not None else next_vacant(Path("runs") / f"testbed-{experiment.task}")
+    deployment = agreed(task, config, [*_STEADY, *pairs], options, len(shares))
+    folder = out if out is not None else next_vacant(Path("runs") / f"testbed-{deployment.experiment.task}")
     check_vacant(folder)
     command = repeating_command()
-    runs = run_testbed(experiment, terms_of(values), plan, folder, print)
-    table = Table("method", "reached", "wall-clock s", "predicted s", "rounds", "round lengths off", box=SIMPLE_HEAD)
-    for method in plan.methods:
-        mine = [run for run in runs if run.method == method]
-        reached = [run.reached_s for run in mine if run.reached_s is not None]
-        predicted = [run.predicted_s for run in mine if run.predicted_s is not None]
-        table.add_row(
-            method,
-            f"{len(reached)} of {len(mine)}",
-            _spread(reached),
-            _spread(predicted),
-            _spread([float(run.rounds) for run in mine]),
-            f"{100 * max(run.errors.median for run in mine):.0f} % (90th: "
-            f"{100 * max(run.errors.worst_tenth for run in mine):.0f} %)",
-        )
+    runs, gauges = run_testbed(deployment.experiment, deployment.terms, plan, folder, print)
+    title = f"The testbed against the simulator: {deployment.experiment.task}"
+    text = page(title, runs, gauges, plan.cores, command)
+    (folder / "README.md").write_text(text, encoding="utf8")
+    table = Table(*METHOD_HEADS, box=SIMPLE_HEAD)
+    for row in method_rows(runs):
+        table.add_row(*row)
     Console().print(table)
-    print("round lengths off: median and 90th percentile of a run, of the worst of the repeats")
+    print("means, with the least and the most; round lengths: of the worst repeat")
     print(f"folder          {folder}")
     print(f"repeat with     {command}")
 
@@ -67,7 +59,7 @@ def empty_rounds(rounds: int) -> None:
     from whalefl.flower.terms import Terms
     from whalefl.flower.testbed.bench import measure_overhead
 
-    experiment, _ = agreed("digits", None, [], {}, None)
+    experiment = agreed("digits", None, [], {}, None).experiment
     for devices in (1, 2, 4):
         found = measure_overhead(experiment, Terms(), devices, rounds)
         print(
@@ -81,10 +73,3 @@ def _numbers(text: str) -> tuple[float, ...]:
         return tuple(float(word) for word in text.split(","))
     except ValueError:
         raise WhaleflError(f"cores is {text!r}; it must be numbers with commas between them") from None
-
-
-def _spread(values: Sequence[float]) -> str:
-    if not values:
-        return "-"
-    mean = sum(values) / len(values)
-    return f"{mean:.0f}" if len(values) == 1 else f"{mean:.0f} ({min(values):.0f}-{max(values):.0f})"

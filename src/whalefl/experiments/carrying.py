@@ -15,7 +15,7 @@ from whalefl.config import Experiment
 from whalefl.errors import Diverged
 from whalefl.execution import Job, Listener, execute, side_by_side
 from whalefl.experiments.cells import Run, settings_of
-from whalefl.experiments.plan import Entry, Request
+from whalefl.experiments.plan import Entry, Request, missing
 from whalefl.experiments.store import SCHEMA, Store
 from whalefl.report.compact import Compact, compact_metrics, level_lines
 from whalefl.runs import RunFolder
@@ -52,7 +52,7 @@ def carry_out_all(entries: Sequence[Entry], request: Request, place: Place, list
 
     A run starts when what it needs is there, and when its predicted seconds fit into what is left of the time limit.
     """
-    store, waiting = Store(place.results), [entry for entry in entries if not entry.done]
+    store, waiting = Store(place.results), missing(entries)
     start = time.monotonic()
 
     def upcoming() -> Work | None:

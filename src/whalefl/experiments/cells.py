@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from typing import Any, Literal
 
-from whalefl.config import Experiment, Values, compose, preset
+from whalefl.config import Experiment, Values, compose, nested, preset
 from whalefl.experiments.protocol import MOST_ROUNDS, Setting
 
 Overrides = tuple[tuple[str, Any], ...]
@@ -122,14 +122,12 @@ def _composed(cell: Cell, seed: int) -> Experiment:
     if cell.setting.sigma is not None:
         own["partition"] = {"sigma": cell.setting.sigma}
     layers = [preset(task), preset("paper"), preset(f"{task}/{cell.like or cell.method}"), own]
-    return compose([*layers, *(_layer(key, value) for key, value in cell.overrides)])
+    return compose([*layers, *(layer(key, value) for key, value in cell.overrides)])
 
 
-def _layer(key: str, value: Any) -> Values:
-    layer: Any = _toml(value)
-    for part in reversed(key.split(".")):
-        layer = {part: layer}
-    return {**layer}
+def layer(key: str, value: Any) -> Values:
+    """An override as the layer of a configuration."""
+    return nested(key, _toml(value))
 
 
 def _toml(value: Any) -> Any:

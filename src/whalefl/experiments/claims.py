@@ -18,7 +18,6 @@ from whalefl.experiments.paper import (
 from whalefl.experiments.protocol import CIFAR10, LABELS, MNIST, MNIST_5, MNIST_10, PAIRS, SIGMAS, TASKS, WIKITEXT2
 from whalefl.experiments.reading import main_cell
 from whalefl.experiments.store import Store
-from whalefl.experiments.tables import grid
 from whalefl.experiments.verdicts import (
     MARGIN,
     AheadEarly,
@@ -32,6 +31,7 @@ from whalefl.experiments.verdicts import (
     SoonerAndNoWorse,
     Unsteadier,
 )
+from whalefl.markdown import grid
 from whalefl.runs import write_atomic
 
 WEATHERS = ("default", "calm", "rough")
@@ -227,7 +227,7 @@ decides only in its own direction. An accuracy is higher if the interval of the 
 tenth of the horizon. Small early, large in the middle, small late: the share of parameters trained in the middle third
 of the virtual time is above that of the first and of the last third. Size follows Fisher information if their rank
 correlation over time is above 0; convergence follows coverage if, over the seven methods, the rank correlation with
-fewer rounds to the target is above 0. Everything else is not decidable; a single seed decides nothing. After a
+fewer rounds to the target is above 0. Everything else is not decidable; one seed or two decide nothing. After a
 speed-up, "less", "more" or "compatible" says where our interval lies against the paper's figure.
 """
 

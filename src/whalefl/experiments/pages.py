@@ -11,15 +11,15 @@ from whalefl.experiments.catalogue import Study
 from whalefl.experiments.plan import Entry
 from whalefl.experiments.reading import metric_of
 from whalefl.experiments.store import Finished, Store
-from whalefl.experiments.tables import grid
+from whalefl.markdown import grid
 from whalefl.runs import write_atomic
 
 _READ_AS = (
-    "A target counts as reached at the end of the first round from which the mean of 5 evaluations is at or above it; "
-    "the first single evaluation at or above it stands beside. Times are virtual hours, medians over seeds; speed-ups "
-    "are geometric means of ratios with the same seed and weather, with 95 % bootstrap intervals. ≥ and ≤ (~: both) "
-    "mark bounds: some runs ended at the horizon before they reached the target. What is assumed: "
-    "[the protocol](../../docs/reproduction.md)."
+    "A target counts as reached at the end of the first round from which the mean of 5 evaluations is at or above it, "
+    "which for steep curves is before the first single evaluation at or above it; that one stands beside. Times are "
+    "virtual hours, medians over seeds; speed-ups are geometric means of ratios with the same seed and weather, with "
+    "95 % bootstrap intervals (of three seeds, no more than their range). ≥ and ≤ (~: both) mark bounds: some runs "
+    "ended at the horizon before they reached the target. What is assumed: [the protocol](../../docs/reproduction.md)."
 )
 
 

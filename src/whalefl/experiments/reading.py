@@ -26,8 +26,8 @@ def main_cell(setting: Setting, method: str) -> Cell:
 
 
 def tuning_setting(setting: Setting) -> Setting:
-    """A task as it is tuned: half the virtual time."""
-    return replace(setting, hours=setting.hours / 2)
+    """A task as it is tuned."""
+    return replace(setting, hours=setting.tuning_hours)
 
 
 def tuned_reference(setting: Setting) -> Cell:
@@ -43,9 +43,11 @@ def tuned_reference(setting: Setting) -> Cell:
     )
 
 
-def summaries(store: Store, cell: Cell, target: float | None = None) -> dict[int, RunSummary]:
-    """The summaries of a cell's finished runs, by seed; the target is the setting's own unless given."""
-    metric = metric_of(store, cell.setting)
+def summaries(
+    store: Store, cell: Cell, target: float | None = None, metric: str | None = None
+) -> dict[int, RunSummary]:
+    """The summaries of a cell's finished runs, by seed; target and metric are the setting's own unless given."""
+    metric = metric or metric_of(store, cell.setting)
     wanted = cell.setting.target if target is None else target
     return {seed: _summary(run, wanted, metric) for seed, run in store.runs(cell).items()}
 
@@ -69,8 +71,10 @@ def metric_of(store: Store, setting: Setting) -> str:
 
 def second_target(store: Store, setting: Setting) -> float | None:
     """95 % of FedAvg's final accuracy on the tuning seeds; None while those runs are missing."""
-    found = summaries(store, tuned_reference(setting))
-    return SECOND_SHARE * mean(run.final_accuracy for run in found.values()) if found else None
+    found = summaries(store, tuned_reference(setting), metric=metric_of(store, setting))
+    if len(found) < TUNING_SEEDS:
+        return None
+    return SECOND_SHARE * mean(run.final_accuracy for run in found.values())
 
 
 def speedup_over(

@@ -6,20 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from whalefl.experiments.plan import Entry
-from whalefl.experiments.tables import grid
-from whalefl.runs import write_atomic
-
-BEGIN, END = "<!-- missing runs: begin -->", "<!-- missing runs: end -->"
+from whalefl.experiments.sections import write_section
+from whalefl.markdown import grid
 
 
 def write_status(folder: Path, entries: Sequence[Entry]) -> None:
-    """Refresh the section between the two marks, or add it to the end."""
-    path = folder / "STATUS.md"
-    text = path.read_text(encoding="utf8") if path.exists() else "# Runs that are still missing\n"
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    section = f"{BEGIN}\n{_section(entries)}\n{END}"
-    write_atomic(path, (before.rstrip() + "\n\n" + section + (after if after.strip() else "\n")).encode())
+    """Refresh the section, or add it to the end."""
+    write_section(folder / "STATUS.md", "missing runs", _section(entries), "# Runs that are still missing\n")
 
 
 def _section(entries: Sequence[Entry]) -> str:

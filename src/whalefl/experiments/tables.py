@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import mean, median
 
@@ -10,6 +10,7 @@ from whalefl.experiments.cells import Cell
 from whalefl.experiments.protocol import Setting
 from whalefl.experiments.reading import Summaries, second_target, speedup_over, summaries
 from whalefl.experiments.store import Store
+from whalefl.markdown import grid
 from whalefl.report.comparison import Bounded, censored_median, spent
 from whalefl.report.statistics import Interval, Mean, Speedup, mean_of
 
@@ -70,7 +71,7 @@ class Hours:
             *times,
             _reached(runs, cell),
             median_rounds(runs).text(".0f"),
-            _crossing(runs),
+            crossing(runs),
             *factors,
             speedup_text(speedup_over(store, self.cells[0], cell, target, in_rounds=True)),
             f"{100 * mean(run.mean_share for run in runs.values()):.0f} %",
@@ -225,7 +226,8 @@ def _reached(runs: Summaries, cell: Cell) -> str:
     return f"{reached} of {len(runs)}" + (f" ({missing} seeds not run)" if missing else "")
 
 
-def _crossing(runs: Summaries) -> str:
+def crossing(runs: Summaries) -> str:
+    """The median hours of the first single evaluation at or above the target."""
     crossed = [run.crossed_s for run in runs.values() if run.crossed_s is not None]
     if not crossed:
         return NONE
@@ -236,10 +238,3 @@ def _crossing(runs: Summaries) -> str:
 def _diverged(store: Store, cell: Cell) -> str:
     count = sum(run.diverged for run in store.runs(cell).values())
     return f" ({count} diverged)" if count else ""
-
-
-def grid(rows: Sequence[Iterable[str]]) -> str:
-    """A Markdown table; the first row is its header."""
-    lines = [[text.replace("|", "\\|") for text in row] for row in rows]
-    lines.insert(1, ["---"] * len(lines[0]))
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

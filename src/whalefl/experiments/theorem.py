@@ -10,7 +10,8 @@ from whalefl.experiments.cells import Cell
 from whalefl.experiments.pictures import nested, regions
 from whalefl.experiments.reading import summaries
 from whalefl.experiments.store import Finished, Store
-from whalefl.experiments.tables import NONE, NOT_RUN, grid, median_spent, percent
+from whalefl.experiments.tables import NONE, NOT_RUN, median_spent, percent
+from whalefl.markdown import grid
 from whalefl.report.statistics import mean_of
 
 

@@ -12,7 +12,8 @@ from whalefl.experiments.cells import Cell
 from whalefl.experiments.pictures import fisher_curve, share_curve
 from whalefl.experiments.reading import metric_of
 from whalefl.experiments.store import Finished, Store
-from whalefl.experiments.tables import NONE, NOT_RUN, grid
+from whalefl.experiments.tables import NONE, NOT_RUN
+from whalefl.markdown import grid
 from whalefl.report.statistics import Mean, mean_of
 from whalefl.report.summary import evaluated
 

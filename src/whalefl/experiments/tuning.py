@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from statistics import mean
 
-from whalefl.experiments.cells import Cell, Overrides, Table
+from whalefl.config import Values, merged
+from whalefl.experiments.cells import Cell, Overrides, Table, layer, run_of
 from whalefl.experiments.protocol import FIRST_TUNING_SEED, LABELS, SEVEN, Setting
-from whalefl.experiments.reading import TUNING_SEEDS, metric_of, second_target, tuning_setting
+from whalefl.experiments.reading import TUNING_SEEDS, second_target, tuning_setting
 from whalefl.experiments.store import Store
-from whalefl.experiments.tables import NOT_RUN, grid
+from whalefl.experiments.tables import NOT_RUN
 from whalefl.federation.methods import METHODS
 from whalefl.fleet.devices import KINDS
+from whalefl.markdown import grid
 from whalefl.report.comparison import Bounded, geometric_mean, spent
 from whalefl.report.summary import RunSummary
 
@@ -26,6 +29,9 @@ LEARNING_RATES = {
 
 LEVEL_MAPS = {"levels 1 2 3 4 5": (1, 2, 3, 4, 5), "levels 1 1 2 2 3": (1, 1, 2, 2, 3)}
 """The fixed level of each kind of device, the fastest kind first."""
+
+FINALISTS = 2
+"""So many settings of a method are tried with all tuning seeds."""
 
 MOST_SHARE = 0.7
 """A WHALE setting that trains more of the model than this, on average, is FedAvg in disguise and does not count."""
@@ -53,7 +59,7 @@ def variants(method: str) -> tuple[Variant, ...]:
 
 
 def tuning_cells(setting: Setting) -> tuple[Cell, ...]:
-    """Every setting of every method that is tried on a task."""
+    """Every setting of every method that is tried on a task, with one seed."""
     return tuple(cell for method in SEVEN for cell in method_cells(setting, method))
 
 
@@ -64,7 +70,7 @@ def method_cells(setting: Setting, method: str) -> tuple[Cell, ...]:
             method,
             f"{LABELS[method]}, lr {lr:g}, {name}",
             overrides=(("evaluation.on", "validation"), ("training.lr", lr), *overrides),
-            seeds=TUNING_SEEDS,
+            seeds=1,
             first_seed=FIRST_TUNING_SEED,
             tier=0,
         )
@@ -75,56 +81,77 @@ def method_cells(setting: Setting, method: str) -> tuple[Cell, ...]:
 
 @dataclass(frozen=True)
 class Trial:
-    """How a setting did on the tuning seeds. `counts` is whether it may win."""
+    """How a setting did on the tuning seeds. `counts` is whether it may win.
+
+    A run that broke off in its first round is one of the `seeds` but has no summary among the `runs`.
+    """
 
     cell: Cell
     runs: tuple[RunSummary, ...]
+    seeds: int
     diverged: int
     counts: bool
 
     @property
-    def reached(self) -> int:
-        return sum(run.reached_s is not None for run in self.runs)
+    def kept(self) -> int:
+        """How many runs reached the target and ended at or above it."""
+        return sum(map(self._kept, self.runs))
+
+    def _kept(self, run: RunSummary) -> bool:
+        return run.reached_s is not None and run.final_accuracy >= self.cell.setting.target
 
     @property
     def seconds(self) -> Bounded:
-        """The geometric mean of the times to the target."""
-        times = [Bounded(spent(run), "≥" if run.reached_s is None else "") for run in self.runs]
+        """The geometric mean of the times to the target; a target that was lost again counts as not reached."""
+        times = [Bounded(spent(run)) if self._kept(run) else Bounded(run.time_s, "≥") for run in self.runs]
         return geometric_mean(times) or Bounded(float("inf"))
 
     @property
     def final(self) -> float:
-        return mean(run.final_accuracy for run in self.runs)
+        return mean(run.final_accuracy for run in self.runs) if self.runs else 0.0
 
     @property
     def share(self) -> float:
-        return mean(run.mean_share for run in self.runs)
+        return mean(run.mean_share for run in self.runs) if self.runs else 0.0
 
     @property
     def standing(self) -> tuple[float, ...]:
-        """The better the smaller: most seeds at the target, then soonest; where none got there, the best final."""
-        if self.reached:
-            return (-self.reached, self.seconds.value, -self.final)
+        """The better the smaller: most seeds that kept the target, then soonest; where none did, the best final."""
+        if self.kept:
+            return (-self.kept, self.seconds.value, -self.final)
         return (0, -self.final, 0)
 
 
 def trial(store: Store, cell: Cell) -> Trial | None:
     """None while the setting has not been run."""
-    found = store.runs(cell)
+    found = [run for seed in cell.all_seeds if (run := store.find(run_of(cell, seed))) is not None]
     if not found:
         return None
-    metric = metric_of(store, cell.setting)
-    runs = tuple(run.summary(cell.setting.target, metric) for run in found.values())
-    diverged = sum(run.diverged for run in found.values())
+    runs = tuple(run.summary(cell.setting.target) for run in found if run.usable)
+    diverged = sum(run.diverged for run in found)
     adaptive = METHODS[cell.method][1] == "whale"
-    share = mean(run.mean_share for run in runs)
-    return Trial(cell, runs, diverged, diverged == 0 and not (adaptive and share > MOST_SHARE))
+    in_disguise = adaptive and bool(runs) and mean(run.mean_share for run in runs) > MOST_SHARE
+    return Trial(cell, runs, len(found), diverged, diverged == 0 and not in_disguise)
+
+
+def finalists(store: Store, setting: Setting, method: str) -> tuple[Cell, ...]:
+    """The best settings of a method after one seed, to be tried with all; none while not all settings are run."""
+    found = [trial(store, cell) for cell in method_cells(setting, method)]
+    known = [one for one in found if one is not None]
+    if len(known) < len(found):
+        return ()
+    best = sorted((one for one in known if one.counts), key=lambda one: one.standing)[:FINALISTS]
+    return tuple(with_all_seeds(one.cell) for one in best)
+
+
+def with_all_seeds(cell: Cell) -> Cell:
+    return replace(cell, seeds=TUNING_SEEDS)
 
 
 def winner(store: Store, setting: Setting, method: str) -> Trial | None:
-    """The best setting of a method that counts; None while there is none, or while not all of them are run."""
-    found = [trial(store, cell) for cell in method_cells(setting, method)]
-    known = [one for one in found if one is not None]
+    """The best finalist of a method that counts; None while there is none, or while not all seeds are run."""
+    found = [trial(store, cell) for cell in finalists(store, setting, method)]
+    known = [one for one in found if one is not None and one.seeds == TUNING_SEEDS]
     if len(known) < len(found):
         return None
     return min((one for one in known if one.counts), key=lambda one: one.standing, default=None)
@@ -137,7 +164,9 @@ class TuningTable:
     setting: Setting
 
     def markdown(self, store: Store) -> str:
-        rows: list[tuple[str, ...]] = [("setting", "reached", "hours to target", "final accuracy", "share trained", "")]
+        rows: list[tuple[str, ...]] = [
+            ("setting", "reached and kept", "hours to target", "final accuracy", "share trained", "")
+        ]
         for method in SEVEN:
             best = winner(store, self.setting, method)
             rows += [_row(store, cell, best) for cell in method_cells(self.setting, method)]
@@ -149,15 +178,23 @@ class TuningTable:
         )
 
 
+def preset_of(best: Trial) -> Values:
+    """What a winner sets over the presets of its task: the content of its own."""
+    chosen = [layer(key, value) for key, value in best.cell.overrides if not key.startswith("evaluation.")]
+    return reduce(merged, chosen, {"method": best.cell.method})
+
+
 def _row(store: Store, cell: Cell, best: Trial | None) -> tuple[str, ...]:
-    found = trial(store, cell)
+    found = trial(store, with_all_seeds(cell))
     if found is None:
         return (cell.label, NOT_RUN, "", "", "", "")
     hours = replace(found.seconds, value=found.seconds.value / 3600)
-    mark = "**winner**" if best is not None and best.cell == cell else "" if found.counts else "does not count"
+    mark = (
+        "**winner**" if best is not None and best.cell.label == cell.label else "" if found.counts else "does not count"
+    )
     return (
         cell.label,
-        f"{found.reached} of {len(found.runs)}" + (f" ({found.diverged} diverged)" if found.diverged else ""),
+        f"{found.kept} of {found.seeds}" + (f" ({found.diverged} diverged)" if found.diverged else ""),
         hours.text(".2f"),
         f"{100 * found.final:.2f} %",
         f"{100 * found.share:.0f} %",

@@ -1,6 +1,6 @@
 """When a claim counts as confirmed: stated rules over runs, never a judgement written by hand.
 
-A number is on one side of a bound when its whole 95 % interval is. One seed alone decides nothing.
+A number is on one side of a bound when its whole 95 % interval is. One seed or two decide nothing.
 """
 
 from __future__ import annotations

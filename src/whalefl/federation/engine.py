@@ -1,30 +1,41 @@
-"""Engines carry out a round's orders. The plain one trains them one after another in this process."""
+"""Engines carry out a round's orders, and score the model. The plain one does one after another in this process."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import nn
 
+from whalefl.federation.evaluation import Score, evaluate
 from whalefl.federation.local_training import train_stack
 from whalefl.federation.orders import Order, Outcome
-from whalefl.federation.stacks import LARGEST, Key, Precision, Stack, arrange, collect, load, stack_key
+from whalefl.federation.stacks import LARGEST, Key, Precision, Stack, arrange, collect, load, resident, stack_key
 from whalefl.federation.training import Training
 from whalefl.subnet.aggregation import PartialSums
 from whalefl.subnet.slicing import Weights
 from whalefl.tasks.task import Task
 
-# By default a GPU takes work from 8 queues, and streams that share one wait for each other. This has to be said before
-# the GPU is first used.
+# By default a GPU takes work from 8 queues, and streams that share one wait for each other; and every recorded step
+# keeps 32 MB of scratch memory for matrix products, of which 8 are plenty. Both have to be said before the GPU is first
+# used.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:2")
 
 
 class Engine(Protocol):
     """Whatever can train a round: what comes back are sums of slices and one outcome for each order."""
 
     def train(self, weights: Weights, orders: Sequence[Order]) -> tuple[PartialSums, list[Outcome]]: ...
+
+    def evaluate(self, weights: Weights, calibration: NDArray[np.int64]) -> Score:
+        """The whole model on the test set, with batch-norm statistics over these training samples."""
+        ...
 
     def close(self) -> None:
         """Give back whatever the engine holds beside memory."""
@@ -57,11 +68,24 @@ class PlainEngine:
             collect(sums, stack, group)
         return outcomes
 
+    def evaluate(self, weights: Weights, calibration: NDArray[np.int64]) -> Score:
+        return evaluate(self.task, self.whole, weights, calibration)
+
+    @cached_property
+    def whole(self) -> nn.Module:
+        """The whole model, to be evaluated."""
+        return whole_model(self.task)
+
     def _stack(self, group: Sequence[Order]) -> Stack:
         key = (*stack_key(group[0]), len(group))
         if key not in self._stacks:
             self._stacks[key] = Stack(self.task, self.training, group[0], len(group), self.precision)
         return self._stacks[key]
+
+
+def whole_model(task: Task) -> nn.Module:
+    """The model at full width where the task's data lies."""
+    return resident(task.build(task.full), task.train.inputs.device)
 
 
 def use_precision(precision: Precision) -> None:

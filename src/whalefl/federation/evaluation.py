@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
 from typing import Literal
@@ -21,7 +21,7 @@ from whalefl.tasks.layers import StaticBatchNorm
 from whalefl.tasks.partition import Share
 from whalefl.tasks.task import Task
 
-_CALIBRATION = 1000  # samples in one forward pass that gathers statistics
+_CALIBRATION = {"cpu": 1000, "cuda": 5000}  # samples in one forward pass that gathers statistics
 _SCORING = {"cpu": 100, "cuda": 5000}  # samples in one forward pass that scores: as many as a cache or a GPU likes
 _LOGITS = 2**27  # logits in one forward pass, which for texts are the larger limit
 
@@ -85,54 +85,85 @@ def calibration_indices(settings: EvaluationSettings, shares: Sequence[Share], s
 
 def evaluate(task: Task, model: nn.Module, weights: Weights, calibration: NDArray[np.int64]) -> Score:
     """Load the weights (of the whole model, or of a slice into a model of its shape), gather statistics, score."""
+    load_weights(model, weights)
+    pieces = calibration_pieces(task, calibration)
+    gather_statistics(model, lambda: (calibration_inputs(task, calibration, piece) for piece in pieces))
+    return score(task, model)
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, weights: Weights) -> None:
+    """Copy weights into a model that is to be evaluated; whatever statistics it had were not theirs."""
     model.eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
-        samples = calibration_samples(task, calibration)
-        gather_statistics(model, lambda: _chunks(task, samples, _CALIBRATION))
-        return score(task, model)
+    for name, parameter in model.named_parameters():
+        parameter.copy_(weights[name])
+    for _, norm in batch_norms(model):
+        norm.statistics = None
 
 
-def calibration_samples(task: Task, calibration: NDArray[np.int64]) -> Tensor:
-    """Stored training inputs to take statistics over, changed at random as in training, the same way every time.
+def calibration_pieces(task: Task, calibration: NDArray[np.int64]) -> list[slice]:
+    """The parts of the calibration samples that go through a model in one pass each."""
+    return _pieces(task, len(calibration), _CALIBRATION[task.train.inputs.device.type])
+
+
+def calibration_inputs(task: Task, calibration: NDArray[np.int64], piece: slice) -> Tensor:
+    """Training inputs to take statistics over, changed at random as in training, the same way every time.
 
     What a model learnt, it learnt under the statistics of changed inputs; those of the unchanged ones cost accuracy.
     """
     place = task.train.inputs.device
-    samples = task.train.inputs[torch.from_numpy(calibration).to(place)]
-    if task.augment is None:
-        return samples
-    uniforms = stream(0, "calibration augmentation").random((len(calibration), task.augment.draws), dtype=np.float32)
-    return task.augment.apply(samples, torch.from_numpy(uniforms).to(place))
+    samples = task.train.inputs[torch.from_numpy(calibration[piece]).to(place)]
+    if task.augment is not None:
+        shape = (len(calibration), task.augment.draws)
+        uniforms = stream(0, "calibration augmentation").random(shape, dtype=np.float32)[piece]
+        samples = task.augment.apply(samples, torch.from_numpy(uniforms).to(place))
+    return task.prepare(samples)
 
 
 def score(task: Task, model: nn.Module) -> Score:
     """A model with its weights and statistics in place on the whole test set, unmasked labels, no dropout."""
+    return score_of(task, (count(task, model, piece) for piece in scored_pieces(task)))
+
+
+def scored_pieces(task: Task) -> list[slice]:
+    """The parts of the test set that go through a model in one pass each."""
+    return _pieces(task, len(task.test), _SCORING[task.test.inputs.device.type])
+
+
+Totals = dict[str, Tensor]
+"""What adds up over test examples: losses and right predictions, for texts also those on masked positions."""
+
+
+@torch.no_grad()
+def count(task: Task, model: nn.Module, piece: slice) -> Totals:
+    """The totals of a part of the test set."""
     model.eval()
-    device, start = task.test.inputs.device, 0
-    totals: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=device))
-    with torch.no_grad():
-        for inputs in _chunks(task, task.test.inputs, _SCORING.get(device.type, _CALIBRATION)):
-            targets = task.test.targets[start : start + len(inputs)].flatten()
-            start += len(inputs)
-            logits = model(inputs).flatten(0, -2)
-            right = logits.argmax(dim=-1) == targets
-            totals["loss"] += F.cross_entropy(logits, targets, reduction="sum")
-            totals["right"] += right.sum()
-            if task.masked is not None:
-                hidden = task.masked(inputs).flatten()
-                totals["hidden"] += hidden.sum()
-                totals["hidden right"] += (right & hidden).sum()
-    count = task.test.targets.numel()
-    loss, everywhere = float(totals["loss"]) / count, float(totals["right"]) / count
+    inputs, targets = task.prepare(task.test.inputs[piece]), task.test.targets[piece].flatten()
+    logits = model(inputs).flatten(0, -2)
+    right = logits.argmax(dim=-1) == targets
+    totals = {"loss": F.cross_entropy(logits, targets, reduction="sum"), "right": right.sum()}
+    if task.masked is not None:
+        hidden = task.masked(inputs).flatten()
+        totals |= {"hidden": hidden.sum(), "hidden right": (right & hidden).sum()}
+    return totals
+
+
+def score_of(task: Task, parts: Iterable[Totals]) -> Score:
+    """The score that the totals of all parts make, summed in their order."""
+    device = task.test.inputs.device
+    sums: Totals = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=device))
+    for totals in parts:
+        for name, total in totals.items():
+            sums[name] += total
+    predictions = task.test.targets.numel()
+    loss, everywhere = float(sums["loss"]) / predictions, float(sums["right"]) / predictions
     if task.masked is None:
         return Score(everywhere, loss)
-    hidden_accuracy = float(totals["hidden right"] / totals["hidden"].clamp(min=1))
+    hidden_accuracy = float(sums["hidden right"] / sums["hidden"].clamp(min=1))
     return Score(hidden_accuracy, loss, {"accuracy_all": everywhere, "perplexity": exp(min(loss, 700.0))})
 
 
-def gather_statistics(model: nn.Module, batches: Callable[[], Iterator[Tensor]], passes: int = 1) -> None:
+def gather_statistics(model: nn.Module, batches: Callable[[], Iterable[Tensor]], passes: int = 1) -> None:
     """Set every batch norm's statistics to those of the inputs it sees over all batches.
 
     In the first pass each batch is normalised by its own statistics, which for one batch, or for batches that are
@@ -146,34 +177,53 @@ def gather_statistics(model: nn.Module, batches: Callable[[], Iterator[Tensor]],
     for _, norm in norms:
         norm.statistics = None
     for _ in range(passes):
-        merged: dict[str, Moments] = {}
-        for inputs in batches():
-            for name, moments in observed_moments(model, inputs).items():
-                merged[name] = merged[name] + moments if name in merged else moments
-        for name, norm in norms:
-            norm.statistics = merged[name].statistics()
+        settle(model, pooled(observed_moments(model, inputs) for inputs in batches()))
+
+
+def pooled(parts: Iterable[Mapping[str, Moments]]) -> dict[str, Moments]:
+    """The moments of all parts together, summed in their order."""
+    merged: dict[str, Moments] = {}
+    for part in parts:
+        for name, moments in part.items():
+            merged[name] = merged[name] + moments if name in merged else moments
+    return merged
+
+
+def settle(model: nn.Module, moments: Mapping[str, Moments]) -> None:
+    """Let every batch norm normalise by these moments."""
+    for name, norm in batch_norms(model):
+        norm.statistics = moments[name].statistics()
 
 
 def observed_moments(model: nn.Module, inputs: Tensor) -> dict[str, Moments]:
-    """The moments of what enters every batch norm of the model in one forward pass."""
-    seen: dict[str, Moments] = {}
+    """The moments of what enters every batch norm of the model in one forward pass.
 
-    def observer(name: str) -> Callable[[nn.Module, tuple[Tensor]], None]:
+    A norm without statistics borrows those observed, which are the batch's own, so that they are computed once.
+    """
+    seen: dict[str, Moments] = {}
+    norms = batch_norms(model)
+    before = [norm.statistics for _, norm in norms]
+
+    def observer(name: str, norm: StaticBatchNorm) -> Callable[[nn.Module, tuple[Tensor]], None]:
         def observe(_norm: nn.Module, args: tuple[Tensor]) -> None:
             x = args[0]
             variance, mean = torch.var_mean(x, dim=[d for d in range(x.ndim) if d != 1], correction=0)
+            if norm.statistics is None:
+                norm.statistics = mean, variance
             count, mean = x.numel() // x.shape[1], mean.double()
             seen[name] = Moments(count, count * mean, count * (variance.double() + mean**2))
 
         return observe
 
-    hooks = [norm.register_forward_pre_hook(observer(name)) for name, norm in batch_norms(model)]
+    hooks = [norm.register_forward_pre_hook(observer(name, norm)) for name, norm in norms]
     try:
         with torch.no_grad():
             model(inputs)
     finally:
         for hook in hooks:
             hook.remove()
+        for (_, norm), statistics in zip(norms, before, strict=True):
+            norm.statistics = statistics
     return seen
 
 
@@ -181,9 +231,8 @@ def batch_norms(model: nn.Module) -> list[tuple[str, StaticBatchNorm]]:
     return [(name, module) for name, module in model.named_modules() if isinstance(module, StaticBatchNorm)]
 
 
-def _chunks(task: Task, inputs: Tensor, most: int) -> Iterator[Tensor]:
-    """The prepared inputs in pieces of at most so many samples, whose logits fit into memory."""
+def _pieces(task: Task, examples: int, most: int) -> list[slice]:
+    """So many examples in pieces of at most `most`, whose logits fit into memory."""
     predictions = task.test.targets[0].numel()
     size = max(1, min(most, _LOGITS // (predictions * task.classes)))
-    for start in range(0, len(inputs), size):
-        yield task.prepare(inputs[start : start + size])
+    return [slice(start, start + size) for start in range(0, examples, size)]

@@ -11,28 +11,36 @@ ends; in between the processor only starts replays.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import accumulate
+from math import prod
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from whalefl.errors import require_one_of
-from whalefl.federation.engine import use_precision
+from whalefl.federation.engine import use_precision, whole_model
+from whalefl.federation.evaluation import Score, evaluate
 from whalefl.federation.orders import Order, Outcome
-from whalefl.federation.stacks import PRECISIONS, Key, Precision, Stack, stack_key
+from whalefl.federation.stacks import PRECISIONS, Inbox, Key, Precision, Stack, stack_key
 from whalefl.federation.training import Training
-from whalefl.subnet.aggregation import Contribution, PartialSums, by_plan, counting_weight, join_flat, split_flat
-from whalefl.subnet.slicing import Weights, plan_index, plan_key
+from whalefl.subnet.aggregation import Contribution, PartialSums, by_plan, counting_mask, join_flat
+from whalefl.subnet.axes import Axes, Plan
+from whalefl.subnet.slicing import Weights, plan_key
 from whalefl.tasks.task import Shape, Task
 
 _STREAMS = 20
-_WARM_UP = 3  # steps before recording, in which libraries choose their algorithms
 _MOST_SHARES = 10_000
-_REMEMBERED = 8  # plans: a round of nested slices needs one for each level
 
 Placed = Sequence[tuple["Slot", Order]]
+
+
+Span = tuple[int, int, torch.Size]
 
 
 class GraphEngine:
@@ -43,7 +51,6 @@ class GraphEngine:
         self.task, self.training, self.precision = task, training, precision
         self.place = task.train.inputs.device
         self._slots: dict[Key, list[Slot]] = defaultdict(list)
-        self._positions: dict[tuple[bytes, ...], Tensor] = {}
         self._known_shares: dict[object, Tensor] = {}
         self._streams = [torch.cuda.Stream() for _ in range(_STREAMS)]  # type: ignore[no-untyped-call]
         use_precision(precision)
@@ -67,6 +74,13 @@ class GraphEngine:
             for outcome in slot.stack.outcomes([order], own)
         ]
 
+    def evaluate(self, weights: Weights, calibration: NDArray[np.int64]) -> Score:
+        return evaluate(self.task, self._whole, weights, calibration)
+
+    @cached_property
+    def _whole(self) -> nn.Module:
+        return whole_model(self.task)
+
     def _place(self, orders: Sequence[Order]) -> Placed:
         """A slot for each order; new ones are recorded where none is free."""
         taken: dict[Key, int] = defaultdict(int)
@@ -84,23 +98,12 @@ class GraphEngine:
         whole = join_flat(self.task.axes, weights)
         for places in by_plan(self.task.axes, [order.contribution for _, order in placed]):
             members = [placed[place] for place in places]
-            nested = Nested([slot for slot, _ in members], self._position(*members[0]), self._shares(members))
+            first, order = members[0]
+            nested = Nested([slot for slot, _ in members], first.aim(order.plan), self._shares(members))
             for slot, order in members:
                 torch.index_select(whole, 0, nested.position, out=slot.flat)
                 slot.stack.begin([order])
             yield nested
-
-    def _position(self, slot: Slot, order: Order) -> Tensor:
-        """Where each number of a slot's flat buffer lies among all numbers of the model."""
-        axes = self.task.axes
-        key = plan_key(axes, order.plan)
-        if key not in self._positions:
-            if len(self._positions) >= _REMEMBERED:
-                self._positions.pop(next(iter(self._positions)))
-            whole = split_flat(axes, torch.arange(axes.count, device=self.place))
-            index = plan_index(axes, order.plan)
-            self._positions[key] = torch.cat([_rows(whole[name][index[name]]).flatten() for name in slot.spans])
-        return self._positions[key]
 
     def _shares(self, members: Placed) -> dict[str, Tensor]:
         """By how much each device's rows of a parameter count, where that is not 1 for all of them."""
@@ -118,10 +121,10 @@ class GraphEngine:
             self._known_shares.clear()
         key = (name, contribution.owned, contribution.weight)
         if key not in self._known_shares:
-            rows = counting_weight(self.task.axes, name, [contribution])
+            rows = counting_mask(self.task.axes, name, contribution)
             if rows is None:
-                rows = torch.full([1] * len(self.task.axes.shapes[name]), contribution.weight)
-            self._known_shares[key] = rows.to(self.place)
+                rows = torch.ones([1] * len(self.task.axes.shapes[name]))
+            self._known_shares[key] = (rows * contribution.weight).to(self.place)
         return self._known_shares[key]
 
     def _replay(self, placed: Placed) -> None:
@@ -177,10 +180,16 @@ class Slot:
         self.flat = torch.cat([_rows(p.detach()).flatten() for p in model.parameters()])
         self.spans = self._move(model)
         self.stack = Stack(task, training, order, 1, precision, model)
+        self._aim = Aim(task.axes, order.plan, self.spans, self.flat.device)
         self._plain = self._record(order, measured=False)
-        self._measured = self._record(order, measured=True) if order.fisher_steps else self._plain
+        # Only one of the two is replayed at a time, so they share their memory.
+        self._measured = self._record(order, measured=True, beside=self._plain) if order.fisher_steps else self._plain
 
-    def _move(self, model: nn.Module) -> dict[str, tuple[int, int, torch.Size]]:
+    def aim(self, plan: Plan) -> Tensor:
+        """Where each number of the flat buffer lies among all numbers of the model."""
+        return self._aim.at(plan)
+
+    def _move(self, model: nn.Module) -> dict[str, Span]:
         """Let the model's parameters be views of the flat buffer."""
         spans, start = {}, 0
         for name, parameter in model.named_parameters():
@@ -191,24 +200,99 @@ class Slot:
             start = stop
         return spans
 
-    def _record(self, order: Order, measured: bool) -> torch.cuda.CUDAGraph:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP):
-                self.stack.begin([order])
-                self.stack.advance(measured)
-            self.stack.begin([order])
-            torch.cuda.synchronize()
-            # A recorded product keeps the address of its scratch memory, and slots run side by side: each its own.
-            torch._C._cuda_clearCublasWorkspaces()
-            graph.capture_begin()
-            self.stack.advance(measured)
-            graph.capture_end()
-            torch._C._cuda_clearCublasWorkspaces()
-        torch.cuda.current_stream().wait_stream(stream)
-        return graph
+    def _record(self, order: Order, measured: bool, beside: torch.cuda.CUDAGraph | None = None) -> torch.cuda.CUDAGraph:
+        return recorded(lambda: self.stack.advance(measured), lambda: self.stack.begin([order]), beside)
 
     def replay(self, measured: bool) -> None:
         (self._measured if measured else self._plain).replay()
+
+
+class Aim:
+    """Where the numbers of a slot lie in the model: worked out on the GPU, anew when the plan is another.
+
+    The place of a coordinate (i, j, ...) of a parameter is its start + i x stride + j x stride' + ...; one recorded
+    graph adds these up for all coordinates, from the kept positions of every dimension.
+    """
+
+    def __init__(self, axes: Axes, plan: Plan, spans: Mapping[str, Span], place: torch.device) -> None:
+        self._axes = axes
+        self._starts = dict(zip(axes.shapes, accumulate(map(prod, axes.shapes.values()), initial=0), strict=False))
+        self._spans, self._place = spans, place
+        self._inbox = Inbox({key: (term.shape, torch.int64) for key, term in self._terms(plan).items()}, place)
+        self._position = torch.zeros(0, dtype=torch.int64, device=place)
+        self._plan: tuple[bytes, ...] | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def at(self, plan: Plan) -> Tensor:
+        """The positions, valid until the next call."""
+        key = plan_key(self._axes, plan)
+        if key != self._plan:
+            for name, term in self._terms(plan).items():
+                self._inbox.here[name][...] = term
+            self._inbox.send()
+            self._work_out()
+            self._plan = key
+        return self._position
+
+    def _work_out(self) -> None:
+        """Most slots are never aimed, and those of nested slices once, so memory and a recording come when needed."""
+        if self._graph is not None:
+            self._graph.replay()
+        elif self._plan is not None:
+            self._graph = recorded(self._add_up)
+        else:
+            count = max(stop for _, stop, _ in self._spans.values())
+            self._position = torch.zeros(count, dtype=torch.int64, device=self._place)
+            self._add_up()
+
+    def _terms(self, plan: Plan) -> dict[str, NDArray[np.int64]]:
+        """Of every dimension of every parameter, what its kept positions add to the place of a coordinate."""
+        terms = {}
+        for name, kept in self._axes.parameter_positions(plan).items():
+            shape = self._axes.shapes[name]
+            for d, positions in enumerate(kept):
+                terms[f"{name}/{d}"] = positions * prod(shape[d + 1 :]) + (self._starts[name] if d == 0 else 0)
+        return terms
+
+    def _add_up(self) -> None:
+        for name, (start, stop, shape) in self._spans.items():
+            rank = len(shape)
+            if rank == 0:
+                self._position[start:stop].fill_(self._starts[name])
+                continue
+            terms = [self._inbox.there[f"{name}/{d}"] for d in range(rank)]
+            places = sum(term.view([-1 if e == d else 1 for e in range(rank)]) for d, term in enumerate(terms))
+            self._position[start:stop].view(shape).copy_(_rows(torch.as_tensor(places)))
+
+
+@cache
+def _recording_stream() -> torch.cuda.Stream:
+    """One for all, since freed memory serves only the stream that it was taken on."""
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+
+def recorded(
+    work: Callable[[], None],
+    prepare: Callable[[], None] = lambda: None,
+    beside: torch.cuda.CUDAGraph | None = None,
+) -> torch.cuda.CUDAGraph:
+    """A graph of what some work starts on the GPU, in memory of its own or in that of a graph `beside` it.
+
+    The work is prepared and done once before, in which libraries choose their algorithms, and then prepared again.
+    """
+    stream = _recording_stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        prepare()
+        work()
+        prepare()
+        torch.cuda.synchronize()
+        # A recorded product keeps the address of its scratch memory, and slots run side by side: each its own.
+        torch._C._cuda_clearCublasWorkspaces()
+        graph.capture_begin(None if beside is None else beside.pool())
+        work()
+        graph.capture_end()
+        torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph

@@ -145,11 +145,17 @@ def _in_time(federation: Federation, state: State, assignments: tuple[Assignment
 
 def selected(federation: Federation, number: int) -> Sequence[Member]:
     """Who takes part in a round."""
+    chosen = ranked(federation, number)[: federation.clients_per_round]
+    return sorted(chosen, key=lambda member: member.device.index)
+
+
+def ranked(federation: Federation, number: int) -> Sequence[Member]:
+    """All members in the order in which a round would have them, where it does not have them all."""
     count = federation.clients_per_round
     if count is None or count >= len(federation.members):
         return federation.members
     rng = stream(federation.seeds.training, "selection", number)
-    return [federation.members[i] for i in np.sort(rng.permutation(len(federation.members))[:count])]
+    return [federation.members[i] for i in rng.permutation(len(federation.members))]
 
 
 def _assign(federation: Federation, state: State, announcement: Announcement, member: Member) -> Assignment:

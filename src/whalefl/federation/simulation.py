@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from whalefl.errors import Diverged, require, require_finite_number
 from whalefl.federation.engine import Engine, PlainEngine
-from whalefl.federation.evaluation import EvaluationSettings, calibration_indices, evaluate
+from whalefl.federation.evaluation import EvaluationSettings, calibration_indices
 from whalefl.federation.methods import Method
 from whalefl.federation.rounds import (
     Aggregation,
@@ -23,7 +23,6 @@ from whalefl.federation.rounds import (
     close_round,
     open_round,
 )
-from whalefl.federation.stacks import resident
 from whalefl.federation.training import Training
 from whalefl.fleet.devices import Device, Fleet
 from whalefl.fleet.latency import LatencySettings, Workload
@@ -94,15 +93,14 @@ def simulate(
 
 def rounds_of(federation: Federation, settings: Settings, engine: Engine) -> Iterator[Round]:
     """Train an assembled federation; yields every round as it ends."""
-    task, calibration = federation.task, federation_calibration(federation, settings)
-    model = resident(task.build(task.full), task.train.inputs.device)
+    calibration = federation_calibration(federation, settings)
     state = first_state(federation)
     while not finished(settings, state):
         opened = open_round(federation, state)
         sums, outcomes = engine.train(state.weights, opened.orders)
         state, record = close_round(federation, state, opened, sums, outcomes)
         if state.round % settings.evaluation.every == 0 or finished(settings, state):
-            score = evaluate(task, model, state.weights, calibration)
+            score = engine.evaluate(state.weights, calibration)
             if not isfinite(score.loss):
                 raise Diverged(f"training diverged in round {state.round}: the test loss is {score.loss}")
             record = replace(record, accuracy=score.accuracy, loss=score.loss, metrics=score.more)

@@ -73,7 +73,8 @@ def training_step(task: Task, training: Training, learner: Learner, batch: Batch
         logits_measured = fisher_logits(learner, inputs, logits)
         scores = sampled_gradient(logits_measured, batch.fisher_draws, learner.weights, learner.copies)
         whole = squared_norms(scores, learner.copies)
-        unit = squared_norms(torch._foreach_mul(scores, learner.unit), learner.copies)
+        torch._foreach_mul_(scores, learner.unit)
+        unit = squared_norms(scores, learner.copies)
     losses = copy_losses(logits, targets, learner.copies)
     sgd_step(training, lr, learner, gradients(losses.sum(), learner.weights))
     return Measured(losses.detach(), whole, unit)
@@ -131,8 +132,15 @@ def sampled_labels(logits: Tensor, draws: Tensor) -> Tensor:
 
 def squared_norms(tensors: Sequence[Tensor], copies: int = 1) -> Tensor:
     """The sum of all squares of each copy's tensors, in float64."""
+    return norms(tensors, copies, torch.float64).square()
+
+
+def norms(tensors: Sequence[Tensor], copies: int, dtype: torch.dtype) -> Tensor:
+    """The norm of all of each copy's tensors together."""
     parts = [part for copy in by_copy(tensors, copies) for part in copy]
-    return torch.stack(torch._foreach_norm(parts)).view(copies, -1).double().square().sum(dim=1)
+    own = torch.stack(torch._foreach_norm(parts)).view(copies, -1)
+    together: Tensor = torch.linalg.vector_norm(own, dim=1, dtype=dtype)
+    return together
 
 
 @torch.no_grad()
@@ -140,8 +148,8 @@ def sgd_step(training: Training, lr: float | Tensor, learner: Learner, steps: Se
     """One step of SGD in place: clip each copy's gradient, add the decay, update the momentum, move the weights."""
     scales: Sequence[Tensor | None] = [None] * learner.copies
     if training.clip > 0:  # a gradient is divided by its scale
-        norms = squared_norms(steps, learner.copies).sqrt()
-        scales = ((norms + 1e-6) / training.clip).clamp(min=1.0).float().unbind()
+        lengths = norms(steps, learner.copies, torch.float32)
+        scales = ((lengths + 1e-6) / training.clip).clamp(min=1.0).unbind()
     own = by_copy(steps, learner.copies)
     for (weights, momentum), gradient, scale in zip(learner.in_memory, own, scales, strict=True):
         torch._fused_sgd_(

@@ -3,27 +3,47 @@
 Small steps gain little from several threads, so each core trains stacks of its own. The workers are forked, so the
 task's data is there without being copied; the global model lies in memory that all share, and so does each worker's
 sum of slices. Only orders and outcomes travel, and which worker carries out what follows from the known cost of each
-stack, longest first.
+stack, longest first. The model is scored piece by piece on all cores too.
 """
 
 from __future__ import annotations
 
+import gc
 import mmap
 import multiprocessing
 import os
+import pickle
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from whalefl.errors import WhaleflError, require
 from whalefl.federation.engine import PlainEngine
+from whalefl.federation.evaluation import (
+    Moments,
+    Score,
+    Totals,
+    batch_norms,
+    calibration_inputs,
+    calibration_pieces,
+    count,
+    load_weights,
+    observed_moments,
+    pooled,
+    score_of,
+    scored_pieces,
+    settle,
+)
 from whalefl.federation.orders import Order, Outcome
 from whalefl.federation.stacks import Precision, arrange
 from whalefl.federation.training import Training
@@ -35,6 +55,8 @@ from whalefl.tasks.task import Task
 _STARTING_FLOPS = 2e8  # what a core could compute in the time that it takes to start the operations of one step
 
 Group = Sequence[Order]
+Errand = tuple[Any, ...]
+"""What a worker is to do: the name of one of its errands, and what it needs for it."""
 
 
 def cores() -> list[int]:
@@ -101,30 +123,35 @@ class WorkersEngine:
         self._processes.append(process)
 
     def train(self, weights: Weights, orders: Sequence[Order]) -> tuple[PartialSums, list[Outcome]]:
-        require(bool(self._pipes), "engine", "workers", "open: this one was closed")
-        try:
-            return self._train(weights, orders)
-        except BaseException:
-            self._dismiss()  # what they are doing would be taken for the next round's
-            raise
-
-    def _train(self, weights: Weights, orders: Sequence[Order]) -> tuple[PartialSums, list[Outcome]]:
-        for name, shared in split_flat(self.task.axes, self._weights).items():
-            shared.copy_(weights[name])
+        self._hand_out(weights)
         groups = arrange(self.task, orders)
         shares = share_out([self._cost(group) for group in groups], len(self._pipes))
-        busy = {number: share for number, share in enumerate(shares) if share}
-        for number, share in busy.items():
-            try:
-                self._pipes[number].send([groups[item] for item in share])
-            except OSError:
-                raise self._dead(number) from None
-        outcomes = self._outcomes(busy)
+        errands = {number: ("train", [groups[item] for item in share]) for number, share in enumerate(shares) if share}
+        answers = self._asked(errands)
         sums = PartialSums(self.task.axes)
-        for number in busy:
+        for number in answers:
             sums.flat += self._sums[number]
         sums.contributions = [order.contribution for group in groups for order in group]
-        return sums, outcomes
+        return sums, [outcome for answer in answers.values() for outcome in answer]
+
+    def evaluate(self, weights: Weights, calibration: NDArray[np.int64]) -> Score:
+        """Piece by piece on all cores, and summed in the order of the pieces: as one process would."""
+        self._hand_out(weights)
+        self._asked({number: ("load",) for number in range(len(self._pipes))})
+        moments = pooled(self._spread("observe", calibration_pieces(self.task, calibration), calibration))
+        return score_of(self.task, self._spread("count", scored_pieces(self.task), moments))
+
+    def _hand_out(self, weights: Weights) -> None:
+        """Let all workers see these weights."""
+        require(bool(self._pipes), "engine", "workers", "open: this one was closed")
+        for name, shared in split_flat(self.task.axes, self._weights).items():
+            shared.copy_(weights[name])
+
+    def _spread(self, what: str, pieces: Sequence[slice], given: object) -> list[Any]:
+        """What the workers make of the pieces, dealt out among them, in the order of the pieces."""
+        workers = min(len(self._pipes), len(pieces))
+        answers = self._asked({number: (what, given, pieces[number::workers]) for number in range(workers)})
+        return [answers[place % workers][place // workers] for place in range(len(pieces))]
 
     def _cost(self, group: Group) -> float:
         """FLOPs of a stack's work, and of what could be computed while its operations are started."""
@@ -133,23 +160,35 @@ class WorkersEngine:
             self._flops[width] = level_cost(self.task, group[0].level, width).flops
         return float(batches * (batch * self._flops[width] * len(group) + _STARTING_FLOPS))
 
-    def _outcomes(self, busy: Iterable[int]) -> list[Outcome]:
-        """What the workers report; one that failed or died ends the round."""
-        outcomes: list[Outcome] = []
+    def _asked(self, errands: Mapping[int, Errand]) -> dict[int, Any]:
+        """Send workers on errands and wait for their answers; one that failed or died ends the work of all."""
+        try:
+            for number, errand in errands.items():
+                try:
+                    _send(self._pipes[number], errand)
+                except OSError:
+                    raise self._dead(number) from None
+            return self._answers(errands)
+        except BaseException:
+            self._dismiss()  # what they are doing would be taken for the next answer
+            raise
+
+    def _answers(self, busy: Iterable[int]) -> dict[int, Any]:
+        answers = {}
         waiting = {number: self._pipes[number] for number in busy}
         while waiting:
             ready = wait([*waiting.values(), *(self._processes[number].sentinel for number in waiting)])
             for number, pipe in list(waiting.items()):
                 if pipe in ready or pipe.poll():
-                    outcomes += self._receive(number, pipe)
+                    answers[number] = self._receive(number, pipe)
                     del waiting[number]
                 elif self._processes[number].sentinel in ready:
                     raise self._dead(number)
-        return outcomes
+        return answers
 
-    def _receive(self, number: int, pipe: Connection) -> list[Outcome]:
+    def _receive(self, number: int, pipe: Connection) -> Any:
         try:
-            answer: list[Outcome] | WhaleflError = pipe.recv()
+            answer = pipe.recv()
         except (EOFError, OSError):
             raise self._dead(number) from None
         if isinstance(answer, WhaleflError):
@@ -169,7 +208,7 @@ class WorkersEngine:
         """Send the workers home; they are idle between rounds."""
         for pipe in self._pipes:
             with suppress(OSError):
-                pipe.send(None)
+                _send(pipe, None)
         for process in self._processes:
             process.join(timeout=1)
         self._dismiss()
@@ -193,8 +232,13 @@ class WorkersEngine:
         self.close()
 
 
+def _send(pipe: Connection, message: object) -> None:
+    """By plain pickling: torch's own way would open shared memory for every small tensor."""
+    pipe.send_bytes(pickle.dumps(message))
+
+
 class _Worker:
-    """A worker's side: it trains what it is sent, until it is sent None or its employer is gone."""
+    """A worker's side: it runs the errands it is sent, until it is sent None or its employer is gone."""
 
     def __init__(self, engine: PlainEngine, weights: Tensor, sums: Tensor, core: int) -> None:
         self.engine, self.sums, self.core = engine, sums, core
@@ -206,14 +250,41 @@ class _Worker:
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {self.core})
         torch.set_num_threads(1)
+        gc.freeze()  # collecting what the parent left would look at, and so copy, all of its objects
         with suppress(EOFError, OSError, KeyboardInterrupt):
-            while (groups := pipe.recv()) is not None:
-                pipe.send(self._train(groups))
+            while (errand := pipe.recv()) is not None:
+                _send(pipe, self._run(*errand))
 
-    def _train(self, groups: Sequence[Group]) -> list[Outcome] | WhaleflError:
-        self.sums.zero_()
+    def _run(self, what: str, *given: Any) -> Any:
+        errands: dict[str, Callable[..., Any]] = {
+            "train": self.train,
+            "load": self.load,
+            "observe": self.observe,
+            "count": self.count,
+        }
         try:
-            sums = PartialSums(self.engine.task.axes, flat=self.sums)
-            return self.engine.train_groups(self.weights, groups, sums)
+            return errands[what](*given)
         except WhaleflError as error:
             return error
+
+    def train(self, groups: Sequence[Group]) -> list[Outcome]:
+        """Train these groups of orders; their slices are in the shared sums afterwards."""
+        self.sums.zero_()
+        sums = PartialSums(self.engine.task.axes, flat=self.sums)
+        return self.engine.train_groups(self.weights, groups, sums)
+
+    def load(self) -> None:
+        """Get the whole model ready to be evaluated."""
+        load_weights(self.engine.whole, self.weights)
+
+    def observe(self, calibration: NDArray[np.int64], pieces: Sequence[slice]) -> list[dict[str, Moments]]:
+        """What the batch norms of the whole model see of some training samples, piece by piece."""
+        task, model = self.engine.task, self.engine.whole
+        if not batch_norms(model):
+            return [{} for _ in pieces]
+        return [observed_moments(model, calibration_inputs(task, calibration, piece)) for piece in pieces]
+
+    def count(self, moments: Mapping[str, Moments], pieces: Sequence[slice]) -> list[Totals]:
+        """What the whole model makes of some test examples, piece by piece."""
+        settle(self.engine.whole, moments)
+        return [count(self.engine.task, self.engine.whole, piece) for piece in pieces]

@@ -33,13 +33,17 @@ class Calibration:
         """The value on trial, once trials have missed on both sides."""
         return self.trial if self.bracketed else None
 
+    def frozen(self, rounds: int) -> bool:
+        """Whether the search is over: after `rounds` of answers, later only while nothing was bracketed."""
+        return self.bracketed and self.rounds >= rounds
+
 
 def heard(calibration: Calibration, bits: Sequence[bool], quantile: float, rounds: int) -> Calibration:
-    """The search after a round of answers; frozen after `rounds` of them, longer only while nothing was bracketed.
+    """The search after a round of answers, unless it is frozen.
 
     `quantile` of the utilities are to lie below the threshold.
     """
-    if not bits or (calibration.bracketed and calibration.rounds >= rounds):
+    if not bits or calibration.frozen(rounds):
         return calibration
     below = sum(not bit for bit in bits) / len(bits)
     side = (below < quantile) - (below > quantile)  # 1: the trial is too low

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from whalefl.federation.rounds import Federation
-from whalefl.flower.messages import Trained, Welcome, Wish
+from whalefl.flower.messages import Judged, Trained, Welcome, Wish
+from whalefl.flower.parties import test_share
 from whalefl.flower.refusal import Refused
+from whalefl.flower.terms import Terms
 from whalefl.subnet.slicing import Weights
 
 _MOST_EXAMPLES = 10**9
@@ -60,8 +62,11 @@ def check_wish(federation: Federation, wish: Wish) -> None:
         raise Refused(f"an expected time of {wish.unit_s} s for the smallest slice")
 
 
-def check_welcome(federation: Federation, reply: Welcome, registered: int | None) -> None:
-    """Raise unless a device is one of the fleet, the one it is registered as, and has plausible data."""
+def check_welcome(federation: Federation, terms: Terms, reply: Welcome, registered: int | None) -> None:
+    """Raise unless a device is one of the fleet, the one it is registered as, and has plausible data.
+
+    Where devices hold shares of one data set, the server knows what each one has.
+    """
     if not 0 <= reply.device < len(federation.members):
         raise Refused(f"device {reply.device}; the fleet has the devices 0 to {len(federation.members) - 1}")
     if registered is not None and reply.device != registered:
@@ -69,7 +74,24 @@ def check_welcome(federation: Federation, reply: Welcome, registered: int | None
     if not 1 <= reply.examples <= _MOST_EXAMPLES:
         raise Refused(f"{reply.examples} examples")
     check_owned(federation, reply.owned)
+    if terms.data == "shares":
+        share = federation.members[reply.device].share
+        if reply.examples != len(share.indices) or reply.owned not in (None, share.owned):
+            raise Refused(f"{reply.examples} examples of the labels {reply.owned}, which is not its share")
     check_wish(federation, reply.wish)
+
+
+def check_judged(federation: Federation, terms: Terms, reply: Judged, device: int) -> None:
+    """Raise unless a score is possible, and made on the device's part of the test set where that is known."""
+    if not (0 <= reply.right <= reply.predictions <= _MOST_EXAMPLES and reply.predictions > 0):
+        raise Refused(f"{reply.right} of {reply.predictions} predictions right")
+    if not (isfinite(reply.loss) and reply.loss >= 0):
+        raise Refused(f"a test loss of {reply.loss}")
+    if terms.data == "shares":
+        each = federation.task.test.targets[0].numel()
+        known = each * len(test_share(federation, device))
+        if reply.predictions != known:
+            raise Refused(f"{reply.predictions} predictions; its part of the test set has {known}")
 
 
 def check_owned(federation: Federation, owned: tuple[int, ...] | None) -> None:

@@ -18,7 +18,7 @@ from whalefl.config import to_toml
 from whalefl.errors import WhaleflError
 from whalefl.execution import write_levels, write_model
 from whalefl.federation.evaluation import Score
-from whalefl.federation.rounds import Federation, State, average_round, selected
+from whalefl.federation.rounds import Federation, State, average_round, ranked
 from whalefl.federation.simulation import finished, first_state
 from whalefl.flower.blocks import from_block, most_block_bytes, to_block
 from whalefl.flower.calibration import Calibration, heard
@@ -60,11 +60,13 @@ class Errand:
 
 @dataclass(eq=False)
 class Harvest:
-    """What a round has brought in so far: sums, reports, and the bits by which a threshold is found."""
+    """What a round has brought in so far: sums, reports, the bits by which a threshold is found, and the devices with
+    their wishes for the next round, which do not count before this one has closed."""
 
     sums: PartialSums
     reports: list[DeviceReport] = field(default_factory=list)
     bits: list[bool] = field(default_factory=list)
+    peers: dict[int, Peer] = field(default_factory=dict)
 
 
 class Coordinator:
@@ -101,6 +103,7 @@ class Coordinator:
         """All rounds that are left."""
         status = "failed"
         try:
+            self._status("waiting for devices")
             self._gather_fleet()
             while not self._over():
                 self._round()
@@ -159,9 +162,10 @@ class Coordinator:
         except Refused as refusal:
             self._shunned[arrival.node] = time.monotonic() + _AGAIN_S
             self.journal.note("refused", self.state.round + 1, None, arrival.node, str(refusal))
+            self._status("running")
             return
         if peer is None:
-            self._shunned[arrival.node] = time.monotonic() + _SOON_S
+            self._forget(arrival.node)
             return
         self.peers[arrival.node] = peer
         log.info("device %d joined with %d examples", peer.device, peer.examples)
@@ -174,7 +178,7 @@ class Coordinator:
             return None
         welcome = from_json(arrival.body, Welcome)
         check_identity(self.identity, welcome.identity, f"device {welcome.device}")
-        check_welcome(self.federation, welcome, self._registered(arrival.node))
+        check_welcome(self.federation, self.terms, welcome, self._registered(arrival.node))
         if welcome.device in {peer.device for peer in self.peers.values()}:
             raise Refused(f"device {welcome.device} is already there under another key")
         return Peer(arrival.node, welcome.device, welcome.examples, welcome.owned, welcome.wish, arrival.seconds)
@@ -186,7 +190,13 @@ class Coordinator:
         return int(number) if prefix == "device" and number.isdigit() else None
 
     def _refuse(self, peer: Peer, refusal: Refused) -> None:
+        """Write it down, and get to know the device anew: it may have been started again, or be another one now."""
         self.journal.note("refused", self.state.round + 1, peer.device, peer.node, str(refusal))
+        self._forget(peer.node)
+
+    def _forget(self, node: int) -> None:
+        self.peers.pop(node, None)
+        self._shunned[node] = time.monotonic() + _SOON_S
 
     def _round(self) -> None:
         """Open a round, take what comes until its deadline, and close it if enough came."""
@@ -200,7 +210,7 @@ class Coordinator:
         if self.terms.negotiation == "ask" and number > 1:
             peers = self._negotiated(peers)
         memory, following = self.federation.method.policy.announce(self.state.memory, number + 1, self.state.reports)
-        if self._trial() is not None:
+        if self._searched_by() is not None:
             following = replace(following, threshold=self.calibration.threshold)
         started = time.monotonic()
         harvest = self._collected(number, peers, following)
@@ -211,15 +221,21 @@ class Coordinator:
         self._close(memory, following, harvest, time.monotonic() - started)
 
     def _available(self, number: int) -> list[Peer]:
-        """The devices selected for a round that are connected and not still busy with an older one."""
-        chosen = {member.device.index for member in selected(self.federation, number)}
+        """The devices for a round: of those that are connected and not still busy, the first that it would have."""
         ready = {node.id for node in self.transport.nodes()} - self.post.busy
-        return [peer for peer in self.peers.values() if peer.device in chosen and peer.node in ready]
+        there = {peer.device: peer for peer in self.peers.values() if peer.node in ready}
+        wanted = [member.device.index for member in ranked(self.federation, number)]
+        return [there[device] for device in wanted if device in there][: self.federation.clients_per_round]
+
+    def _searched_by(self) -> Whale | None:
+        """The policy whose threshold is found by the devices' bits, if it is one of those."""
+        policy = self.federation.method.policy
+        return policy if isinstance(policy, Whale) and policy.threshold == "auto" else None
 
     def _trial(self) -> float | None:
-        """The threshold on trial, where one has to be found."""
-        policy = self.federation.method.policy
-        return self.calibration.trial if isinstance(policy, Whale) and policy.threshold == "auto" else None
+        """The threshold on trial, while one is searched for: afterwards no device is asked any more."""
+        policy = self._searched_by()
+        return None if policy is None or self.calibration.frozen(policy.window) else self.calibration.trial
 
     def _negotiated(self, peers: Sequence[Peer]) -> list[Peer]:
         """The devices with their levels, asked for in an exchange of its own."""
@@ -236,7 +252,8 @@ class Coordinator:
 
         letters = [Letter(peer, body, b"", _NO_TENSORS) for peer in peers]
         self.post.exchange("ask", self.state.round + 1, letters, take)
-        return [self.peers[peer.node] for peer in peers if peer.node not in self.post.busy]
+        answered = self.peers.keys() - self.post.busy
+        return [self.peers[peer.node] for peer in peers if peer.node in answered]
 
     def _collected(self, number: int, peers: Sequence[Peer], following: Announcement) -> Harvest:
         """Send every device its slice, and add up what comes back and holds up."""
@@ -280,15 +297,16 @@ class Coordinator:
         harvest.reports.append(report_of(self.federation, peer, trained, arrival.seconds, up, down))
         if trained.wish.above is not None:
             harvest.bits.append(trained.wish.above)
-        self.peers[peer.node] = replace(peer, wish=trained.wish, exchange_s=arrival.seconds)
+        harvest.peers[peer.node] = replace(peer, wish=trained.wish, exchange_s=arrival.seconds)
 
     def _close(self, memory: ServerMemory, following: Announcement, harvest: Harvest, round_s: float) -> None:
         """Average, score, and write everything down before the next round begins."""
+        self.peers |= harvest.peers
         reports = tuple(sorted(harvest.reports, key=lambda report: report.device))
         moved = replace(self.state, memory=memory, reports=reports)
         self.state, record = average_round(self.federation, moved, self.announced, harvest.sums, round_s)
-        policy = self.federation.method.policy
-        if isinstance(policy, Whale):
+        policy = self._searched_by()
+        if policy is not None:
             self.calibration = heard(self.calibration, harvest.bits, policy.quantile, policy.window)
         self.record, self.announced = self._scored(record), following
         self._keep()
@@ -328,4 +346,4 @@ class Coordinator:
         if self.terms.evaluation == "server":
             return score_on_server(self.federation, self.settings, self.state)
         ready = self._available(round)
-        return score_on_devices(self.federation, self.terms.passes, self.state, ready, self.post)
+        return score_on_devices(self.federation, self.terms, self.state, ready, self.post)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -53,4 +52,4 @@ def load_memory(path: Path, terms: str) -> Memory:
 
 
 def save_memory(path: Path, memory: Memory) -> None:
-    write_json(path, json.loads(json.dumps(asdict(memory))))
+    write_json(path, asdict(memory))

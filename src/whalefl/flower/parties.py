@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from whalefl.config import Experiment
 from whalefl.errors import WhaleflError
@@ -35,6 +36,11 @@ def federation_on_device(deployment: Deployment) -> Federation:
     if deployment.terms.data == "shares":
         return prepared(deployment.experiment)
     return _enrolled(deployment.experiment, _task(deployment.experiment))
+
+
+def test_share(federation: Federation, device: int) -> NDArray[np.int64]:
+    """The test examples that a device scores on, where devices hold shares of one data set."""
+    return np.arange(device, len(federation.task.test), len(federation.members))
 
 
 def _task(experiment: Experiment) -> Task:

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import psutil
+import torch
 
 from whalefl.federation.local_training import train_slice
 from whalefl.federation.rounds import Federation, Member, make_order
+from whalefl.federation.stacks import resident
 from whalefl.flower.memory import Curve
 from whalefl.flower.stopwatch import Transfers
 from whalefl.tasks.task import Shape
@@ -62,7 +64,7 @@ def measured_curve(federation: Federation, member: Member, steps: int = 2) -> Cu
             augment_draws=None if order.augment_draws is None else order.augment_draws[:steps],
             fisher_steps=(),
         )
-        model = federation.task.build(Shape.of(order.plan, order.width)).train()
+        model = resident(federation.task.build(Shape.of(order.plan, order.width)), torch.device("cpu")).train()
         train_slice(federation.task, model, federation.training, replace(few, batches=few.batches[:1]))
         start = time.perf_counter()
         train_slice(federation.task, model, federation.training, few)

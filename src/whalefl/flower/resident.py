@@ -8,14 +8,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from whalefl.federation.evaluation import batch_norms, observed_moments, score
+from whalefl.federation.evaluation import batch_norms, calibration_inputs, observed_moments, score
 from whalefl.federation.local_training import train_slice
 from whalefl.federation.rounds import DeviceState, Federation, Member, choose_level, make_order
+from whalefl.federation.stacks import resident
 from whalefl.fleet.knowledge import Knowledge
 from whalefl.fleet.latency import expected_delay, memory_level
 from whalefl.flower import probes
@@ -35,6 +37,7 @@ from whalefl.flower.messages import (
     Welcome,
     Wish,
 )
+from whalefl.flower.parties import test_share
 from whalefl.flower.refusal import Refused
 from whalefl.flower.stopwatch import LINK_FILE, read_transfers
 from whalefl.flower.terms import Deployment
@@ -70,6 +73,8 @@ class Resident:
         self.member = replace(self.member, device=replace(self.member.device, curve=self.memory.curve, slowdown=1.0))
         self._models: dict[tuple[float, ...], nn.Module] = {}
         self._judged: tuple[int, nn.Module] | None = None
+        self.greeted = False
+        """Whether a server introduced itself since this device was started; before that it gets nothing else."""
 
     def _remember(self, **changes: object) -> None:
         self.memory = replace(self.memory, **changes)  # type: ignore[arg-type]
@@ -78,6 +83,7 @@ class Resident:
     def hello(self, message: Hello, received: Received) -> Welcome:
         """Introduce the device, if the server speaks of the same federation."""
         check_identity(self.identity, message.identity, "the server")
+        self.greeted = True
         transfers = read_transfers(self.folder / LINK_FILE)
         rate = probes.link_mbps(transfers, received.message, received.size, 0)
         if rate is not None and self.memory.nominal_mbps is None:
@@ -123,9 +129,10 @@ class Resident:
         self, message: Train, piece: Mapping[str, Tensor], received: Received
     ) -> tuple[Trained, dict[str, Tensor]]:
         """Train the slice, remember what was learnt, and choose for the next round."""
-        level, wished = message.level, self.memory.wishes.get(message.round)
-        if wished is not None and level != wished:
-            raise Refused(f"level {level} was ordered for round {message.round}; this device had chosen {wished}")
+        level, wished = message.level, self.memory.wishes.values()
+        if wished and level not in wished:  # the latest choice may have been lost on its way, then it is the one before
+            chosen = " and ".join(map(str, wished))
+            raise Refused(f"level {level} was ordered for round {message.round}; this device had chosen {chosen}")
         load = probes.load_slowdown(torch.get_num_threads())
         own = self.memory.state_for(message.round)
         order = make_order(self.federation, message.round, self.member, own.consumed, level)
@@ -139,7 +146,8 @@ class Resident:
             window = push(window, outcome.fisher, self.federation.method.policy.window)
         knowledge = self._learnt(own.knowledge, message, received, computing_s / load)
         after = DeviceState(window, knowledge, own.consumed + order.batches.size)
-        self._remember(round=message.round, before=own, after=after)
+        # The server may order this level again, should the answer to it be lost.
+        self._remember(round=message.round, before=own, after=after, wishes={message.round: level})
         wish = self.choose(message.ask)
         trained = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         self._remember(sent_bytes=received.size, held_s=time.monotonic() - received.at_s)
@@ -162,7 +170,7 @@ class Resident:
     def _model(self, shape: Shape) -> nn.Module:
         key = (*shape.sizes.values(), shape.ratio)
         if key not in self._models:
-            self._models[key] = self.federation.task.build(shape).train()
+            self._models[key] = resident(self.federation.task.build(shape), torch.device("cpu")).train()
         return self._models[key]
 
     def gather(self, message: Gather, tensors: Mapping[str, Tensor]) -> tuple[Gathered, dict[str, Tensor]]:
@@ -176,7 +184,7 @@ class Resident:
             set_statistics(self._gathered(message.round), tensors)
         most, seed = self.deployment.experiment.evaluation.calibration, self.federation.seeds.training
         chosen = stream(seed, "calibration", self.member.device.index).permutation(share.indices)[:most]
-        inputs = task.prepare(task.train.inputs[torch.from_numpy(chosen)])
+        inputs = calibration_inputs(task, chosen, slice(None))
         moments = observed_moments(self._gathered(message.round), inputs)
         sums = {f"{name}/total": m.total for name, m in moments.items()}
         sums |= {f"{name}/squares": m.squares for name, m in moments.items()}
@@ -197,6 +205,8 @@ class Resident:
         set_statistics(model, statistics)
         task = replace(self.federation.task, test=self._own_test())
         result, predictions = score(task, model), task.test.targets.numel()
+        if not isfinite(result.loss):
+            raise Refused(f"the test loss is {result.loss}")
         return Judged(message.round, predictions, round(result.accuracy * predictions), result.loss * predictions)
 
     def _own_test(self) -> Examples:
@@ -204,8 +214,7 @@ class Resident:
         test = self.federation.task.test
         if self.deployment.terms.data == "own":
             return test
-        devices = len(self.federation.members)
-        mine = torch.arange(self.member.device.index, len(test), devices)
+        mine = torch.from_numpy(test_share(self.federation, self.member.device.index))
         return Examples(test.inputs[mine], test.targets[mine])
 
 

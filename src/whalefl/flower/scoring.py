@@ -3,42 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
 
 import torch
 from torch import Tensor
 
+from whalefl.federation.engine import whole_model
 from whalefl.federation.evaluation import Moments, Score, batch_norms, evaluate
 from whalefl.federation.rounds import Federation, State
 from whalefl.federation.simulation import Settings, federation_calibration
 from whalefl.flower.blocks import from_block, most_block_bytes, to_block
+from whalefl.flower.checks import check_judged
 from whalefl.flower.messages import Gather, Gathered, Judge, Judged, from_json, to_json
 from whalefl.flower.peers import Peer
 from whalefl.flower.post import Letter, Post
 from whalefl.flower.refusal import Refused
+from whalefl.flower.terms import Terms
 from whalefl.flower.transport import Arrival
 
 _MOST = 10**12
+_LARGEST = 1e30  # of a mean or a mean square
 
 
 def score_on_server(federation: Federation, settings: Settings, state: State) -> Score:
     """As the simulator does it: statistics over samples of every share, then the whole test set."""
     task = federation.task
-    return evaluate(task, task.build(task.full), state.weights, federation_calibration(federation, settings))
+    return evaluate(task, whole_model(task), state.weights, federation_calibration(federation, settings))
 
 
 def score_on_devices(
-    federation: Federation, passes: int, state: State, peers: Sequence[Peer], post: Post
+    federation: Federation, terms: Terms, state: State, peers: Sequence[Peer], post: Post
 ) -> Score | None:
     """Pool the batch-norm sums of all devices that can run the whole model, then their scores; None if none can."""
     channels = {name: len(norm.weight) for name, norm in batch_norms(federation.task.build(federation.task.full))}
     block, able = to_block(state.weights), list(peers)
-    for number in range(1, (passes if channels else 1) + 1):
+    for number in range(1, (terms.passes if channels else 1) + 1):
         able, pooled = _gathered(channels, state.round, number, block, able, post)
         if not able:
             return None
         block = to_block(statistics_of(pooled))
-    return _judged(state.round, block, able, post)
+    return _judged(federation, terms, state.round, block, able, post)
 
 
 def statistics_of(pooled: Mapping[str, Moments]) -> dict[str, Tensor]:
@@ -82,24 +85,27 @@ def checked_moments(channels: Mapping[str, int], reply: Gathered, tensors: Mappi
     if any(not 1 <= count <= _MOST for count in reply.counts.values()):
         raise Refused("batch-norm sums over an impossible number of values")
     for name, tensor in tensors.items():
-        if tensor.dtype != torch.float64 or not bool(torch.isfinite(tensor).all()):
-            raise Refused(f"{name} is not made of finite float64 numbers")
+        if tensor.dtype != torch.float64 or not bool((tensor.abs() <= _LARGEST * reply.counts[layer_of(name)]).all()):
+            raise Refused(f"{name} is not made of float64 numbers of a plausible size")
     return {
         name: Moments(count, tensors[f"{name}/total"], tensors[f"{name}/squares"])
         for name, count in reply.counts.items()
     }
 
 
-def _judged(round: int, block: bytes, peers: Sequence[Peer], post: Post) -> Score | None:
+def layer_of(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _judged(
+    federation: Federation, terms: Terms, round: int, block: bytes, peers: Sequence[Peer], post: Post
+) -> Score | None:
     replies: list[Judged] = []
 
     def take(letter: Letter, arrival: Arrival) -> None:
         try:
             reply = from_json(arrival.body, Judged)
-            if not (0 <= reply.right <= reply.predictions <= _MOST and reply.predictions > 0):
-                raise Refused(f"{reply.right} of {reply.predictions} predictions right")
-            if not (isfinite(reply.loss) and reply.loss >= 0):
-                raise Refused(f"a test loss of {reply.loss}")
+            check_judged(federation, terms, reply, letter.peer.device)
         except Refused as refusal:
             post.journal.note("refused", round, letter.peer.device, arrival.node, str(refusal))
             return

@@ -16,12 +16,12 @@ from whalefl.runs import write_json
 
 LINK_FILE = "link.json"
 _RECEIVING = re.compile(r"Receiving: \S+ message \(ID: (\w+)\)")
-_SENDING = re.compile(r"Sending: \S+ message")
+_SENDING = re.compile(r"Sending: (\S+) message")
 
 
 @dataclass(frozen=True)
 class Transfers:
-    """The seconds it took to receive the message with this id, and to send the last reply; 0 where not known."""
+    """The seconds it took to receive the message with this id, and to send the last slice; 0 where not known."""
 
     message: str = ""
     down_s: float = 0.0
@@ -42,16 +42,17 @@ class Stopwatch:
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = path, clock
         self._transfers, self._since = read_transfers(path), 0.0
+        self._sends_slice = False
 
     def listen(self, line: str) -> None:
         now = self._clock()
         if found := _RECEIVING.search(line):
             self._transfers, self._since = replace(self._transfers, message=found[1], down_s=0.0), now
-        elif _SENDING.search(line):
-            self._since = now
+        elif found := _SENDING.search(line):
+            self._since, self._sends_slice = now, found[1] == "train"
         elif "Received successfully" in line:
             self._keep(replace(self._transfers, down_s=now - self._since))
-        elif "Sent successfully" in line:
+        elif "Sent successfully" in line and self._sends_slice:
             self._keep(replace(self._transfers, up_s=now - self._since))
 
     def _keep(self, transfers: Transfers) -> None:

@@ -74,7 +74,8 @@ class Deployment:
 
     def __post_init__(self) -> None:
         devices = len(self.experiment.fleet)
-        require(self.terms.quorum <= devices, "federation.quorum", self.terms.quorum, f"at most {devices}, the fleet")
+        most = min(devices, self.experiment.clients_per_round or devices)
+        require(self.terms.quorum <= most, "federation.quorum", self.terms.quorum, f"at most {most}, a round's devices")
 
     @property
     def fingerprint(self) -> str:

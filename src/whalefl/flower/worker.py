@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from whalefl.errors import WhaleflError
+from whalefl.federation.rounds import Federation
 from whalefl.flower.blocks import from_block, to_block
 from whalefl.flower.folders import DeviceFolder
 from whalefl.flower.messages import Ask, Gather, Hello, Judge, Refusal, Train, from_json, to_json
@@ -25,7 +26,7 @@ from whalefl.flower.parties import federation_on_device
 from whalefl.flower.refusal import Refused
 from whalefl.flower.relay import Parcel, receive, send, socket_path
 from whalefl.flower.resident import Received, Resident
-from whalefl.flower.terms import read_deployment
+from whalefl.flower.terms import Deployment, read_deployment
 
 log = logging.getLogger("whalefl.device")
 
@@ -35,14 +36,17 @@ def answer(resident: Resident, parcel: Parcel) -> Parcel:
     received = Received(parcel.message, len(parcel.block), time.monotonic())
     try:
         reply, tensors = _answer(resident, parcel, received)
-    except (Refused, WhaleflError) as error:
+        return Parcel(parcel.message, to_json(reply), to_block(tensors) if tensors else b"")
+    except (Refused, WhaleflError, ValueError) as error:  # a value that JSON has no word for is one
         log.warning("refused: %s", error)
-        reply, tensors = Refusal(str(error)), {}
-    return Parcel(parcel.message, to_json(reply), to_block(tensors) if tensors else b"")
+        return Parcel(parcel.message, to_json(Refusal(str(error))), b"")
 
 
 def _answer(resident: Resident, parcel: Parcel, received: Received) -> tuple[Any, Mapping[str, Tensor]]:
-    match kind_of(parcel.body):
+    kind = kind_of(parcel.body)
+    if kind != "Hello" and not resident.greeted:
+        raise Refused("this device was started again and has to be greeted first")
+    match kind:
         case "Hello":
             return resident.hello(from_json(parcel.body, Hello), received), {}
         case "Ask":
@@ -81,13 +85,25 @@ def serve(resident: Resident, path: Path) -> None:
                     log.warning("an exchange broke off: %s", error)
 
 
+def _federation(deployment: Deployment) -> Federation:
+    """The federation with this device's data; a task of the owner's that fails is not tried for ever."""
+    try:
+        return federation_on_device(deployment)
+    except WhaleflError:
+        raise
+    except Exception as error:
+        log.exception("the task failed")
+        name = deployment.experiment.task
+        raise WhaleflError(f"task is {name!r}, which failed on this device: {type(error).__name__}: {error}") from error
+
+
 def main(folder: Path) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     device = DeviceFolder(folder)
     settings = device.settings()
     torch.set_num_threads(settings.threads)
     deployment = read_deployment(device.terms)
-    resident = Resident(deployment, federation_on_device(deployment), settings.device, folder)
+    resident = Resident(deployment, _federation(deployment), settings.device, folder)
     log.info("device %d is ready: %s", settings.device, resident.memory.curve)
     serve(resident, socket_path(folder))
 

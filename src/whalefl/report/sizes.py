@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from statistics import mean
 from typing import Any
 
+from whalefl.markdown import grid
 from whalefl.runs import LEVELS, RunFolder
 
 
@@ -19,12 +20,12 @@ def sizes_markdown(runs: Mapping[str, Mapping[int, RunFolder]]) -> str:
         return ""
     first = next(iter(known.values()))[0]
     header = ["accuracy of the slice at", *(f"level {level['level']} ({level['parameters']:,})" for level in first)]
-    rows = [header, ["---"] * len(header)]
+    rows = [header]
     for label, seeds in known.items():
         mark = "" if seeds[0][0]["nested"] else " *"
         accuracies = [mean(levels[i]["accuracy"] for levels in seeds) for i in range(len(seeds[0]))]
         rows.append([label + mark, *(f"{100 * accuracy:.1f} %" for accuracy in accuracies)])
-    table = "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+    table = grid(rows)
     if any(row[0].endswith(" *") for row in rows):
         table += "\n\\* not trained as nested slices: below level 1 this is a slice that no device ever trained.\n"
     return table + "\nIn brackets: parameters. Each slice has batch-norm statistics of its own.\n"

@@ -14,16 +14,18 @@ from whalefl.rng import stream
 
 DRAWS = 10_000
 LEVEL = 0.95
+FEWEST = 3
 
 Interval = tuple[float, float]
 
 
 def bootstrap_interval(values: Sequence[float]) -> Interval | None:
-    """The 95 % percentile interval of the mean, from resampled values; None for fewer than two of them.
+    """The 95 % percentile interval of the mean, from resampled values; None for fewer than three of them.
 
-    The resampling is seeded, so that the same values always give the same interval.
+    Of three values it is no more than their range, and covers less than it says. The resampling is seeded, so that the
+    same values always give the same interval.
     """
-    if len(values) < 2:
+    if len(values) < FEWEST:
         return None
     rng = stream(0, "bootstrap", len(values))
     picks = rng.integers(len(values), size=(DRAWS, len(values)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from whalefl.markdown import grid
 from whalefl.report.comparison import Bounded, Row
 from whalefl.report.summary import WINDOW
 
@@ -63,8 +64,7 @@ def _scaled(amount: Bounded, unit: str) -> str:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    lines = [HEADER, tuple("---" for _ in HEADER), *cells(rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return grid([HEADER, *cells(rows)])
 
 
 def notes(target: float | None, reference: str) -> str:

@@ -11,13 +11,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from string import ascii_letters
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from whalefl.subnet.axes import Axes, Plan
+from whalefl.subnet.axes import Axes, Dimension, Plan, Segment
 from whalefl.subnet.slicing import Weights, add_at, plan_index, plan_key
+
+_LETTERS = ascii_letters.replace("m", "")  # of dimensions; m stands for the devices
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,8 @@ class PartialSums:
         """
         old = join_flat(self.axes, weights)
         count = join_flat(self.axes, counts).to(old.device)
-        return split_flat(self.axes, torch.where(count > 0, self.flat / count, old.double()).to(old.dtype))
+        mean = (self.flat / count).to(old.dtype)
+        return split_flat(self.axes, torch.where(count > 0, mean, old))
 
 
 def split_flat(axes: Axes, flat: Tensor) -> dict[str, Tensor]:
@@ -106,28 +111,56 @@ def join_flat(axes: Axes, parameters: Weights) -> Tensor:
 def count_devices(
     axes: Axes, contributions: Sequence[Contribution], device: torch.device | str = "cpu"
 ) -> dict[str, Tensor]:
-    """How many devices (or how much weight) trained each coordinate, from the plans alone."""
+    """How many devices (or how much weight) trained each coordinate, from the plans alone.
+
+    A device counts in a coordinate if it keeps its position in every dimension, so with its weight w_m and its masks
+    the count at (i, j) is sum_m w_m keeps_m(i) keeps_m(j): a product of matrices.
+    """
     # Float32 counts whole numbers up to 16 million exactly, at half the traffic of float64.
     counts = split_flat(axes, torch.zeros(axes.count, device=device))
-    for group in by_plan(axes, contributions):
-        members = [contributions[place] for place in group]
-        everyone = sum(member.weight for member in members)
-        for name, index in plan_index(axes, members[0].plan).items():
-            rows = counting_weight(axes, name, members)
-            add_at(counts[name], index, everyone if rows is None else rows.to(device))
+    weights = torch.tensor([contribution.weight for contribution in contributions], dtype=torch.float64, device=device)
+    masks = {
+        which: torch.from_numpy(mask).to(device, torch.float64)
+        for which, mask in kept_positions(axes, contributions).items()
+    }
+    products: dict[tuple[Kept, ...], Tensor] = {}  # most parameters share their dimensions with others
+    for name, dims in axes.parameters.items():
+        where = {d: which for d in range(len(dims)) if (which := kept_dimension(axes, name, d)) in masks}
+        factors = tuple(where.values())
+        if factors not in products:
+            letters = _LETTERS[: len(factors)]
+            terms = ",".join(["m", *(f"m{letter}" for letter in letters)])
+            products[factors] = torch.einsum(f"{terms}->{letters}", weights, *(masks[which] for which in factors))
+        shape = [axes.shapes[name][d] if d in where else 1 for d in range(len(dims))]
+        counts[name].copy_(products[factors].view(shape))
     return counts
 
 
-def counting_weight(axes: Axes, name: str, contributions: Sequence[Contribution]) -> Tensor | None:
-    """The weight of those who count, row by row, shaped to broadcast over a slice; None where everyone counts."""
-    if name not in axes.labels or all(contribution.owned is None for contribution in contributions):
-        return None
-    shape = [-1 if d == axes.labels[name] else 1 for d in range(len(axes.parameters[name]))]
-    rows = [
-        c.weight if c.owned is None else c.weight * axes.counting_rows(name, c.owned).astype(np.float32)
-        for c in contributions
-    ]
-    return torch.from_numpy(np.asarray(sum(rows), dtype=np.float32)).reshape(shape)
+Kept = tuple[Dimension, bool]
+"""A dimension in which devices may differ, and whether its positions are labels."""
+
+
+def kept_dimension(axes: Axes, name: str, d: int) -> Kept:
+    return axes.parameters[name][d], axes.labels.get(name) == d
+
+
+def kept_positions(axes: Axes, contributions: Sequence[Contribution]) -> dict[Kept, NDArray[np.bool_]]:
+    """Of every dimension in which devices may differ, the positions that each one counts in: devices x positions."""
+    owned = [contribution.owned for contribution in contributions]
+    masks: dict[Kept, NDArray[np.bool_]] = {}
+    for name, dims in axes.parameters.items():
+        for d, dim in enumerate(dims):
+            which = kept_dimension(axes, name, d)
+            labels = which[1] and any(labels is not None for labels in owned)
+            cut = any(isinstance(part, Segment) for part in dim)
+            if which in masks or not (labels or cut):
+                continue
+            mask = masks[which] = np.zeros((len(contributions), axes.size(dim)), dtype=bool)
+            for row, contribution in zip(mask, contributions, strict=True):
+                row[axes.positions(dim, contribution.plan)] = True
+                if which[1] and contribution.owned is not None:
+                    row &= axes.counting_rows(name, contribution.owned)
+    return masks
 
 
 def by_plan(axes: Axes, contributions: Sequence[Contribution]) -> list[list[int]]:

@@ -126,7 +126,8 @@ class Axes:
 
     def parameter_positions(self, plan: Plan) -> dict[str, Positions]:
         """For every parameter, the positions kept in each of its dimensions."""
-        return {name: tuple(self.positions(dim, plan) for dim in dims) for name, dims in self.parameters.items()}
+        found = {dim: self.positions(dim, plan) for dim in self._dimensions}
+        return {name: tuple(found[dim] for dim in dims) for name, dims in self.parameters.items()}
 
     def counting_rows(self, name: str, owned: Sequence[int]) -> NDArray[np.bool_]:
         """Which positions of a parameter's label dimension count for a device that owns these labels."""
@@ -135,6 +136,11 @@ class Axes:
         counts[: self._length(dim[0])] = False
         counts[list(owned)] = True
         return counts
+
+    @cached_property
+    def _dimensions(self) -> frozenset[Dimension]:
+        """Those that occur; most parameters share theirs with others."""
+        return frozenset(dim for dims in self.parameters.values() for dim in dims)
 
     @cached_property
     def placements(self) -> dict[Any, Any]:

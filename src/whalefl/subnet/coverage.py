@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whalefl.subnet.aggregation import Contribution, join_flat, split_flat
-from whalefl.subnet.axes import Axes, Dimension
-from whalefl.subnet.slicing import Weights, placement
+from whalefl.subnet.aggregation import Contribution, join_flat, kept_dimension, kept_positions, split_flat
+from whalefl.subnet.axes import Axes
+from whalefl.subnet.slicing import Weights
 from whalefl.values import CountShare, Coverage
 
 LastTrained = Mapping[str, Tensor]
@@ -62,10 +62,10 @@ def count_shares(axes: Axes, contributions: Sequence[Contribution]) -> tuple[Cou
     classes = np.zeros(len(contributions) + 1)
     for trained, sizes in parameter_cells(axes, contributions):
         devices = trained.sum(axis=1)
-        np.add.at(coordinates, devices, sizes)
+        coordinates += np.bincount(devices, weights=sizes, minlength=len(coordinates))
         if owners is not None:
             seen = (trained.astype(np.float32) @ owners > 0).sum(axis=1)
-            np.add.at(classes, devices, seen * sizes)
+            classes += np.bincount(devices, weights=seen * sizes, minlength=len(classes))
     return tuple(
         CountShare(
             devices=int(n),
@@ -78,20 +78,16 @@ def count_shares(axes: Axes, contributions: Sequence[Contribution]) -> tuple[Cou
 
 def parameter_cells(axes: Axes, contributions: Sequence[Contribution]) -> Iterator[Cells]:
     """The cells of every parameter: the intersections of the cells of its dimensions."""
-    positions = [placement(axes, contribution.plan).positions for contribution in contributions]
-    found: dict[tuple[Dimension, bool], Cells] = {}  # most parameters share their dimensions with others
-    for name, dims in axes.parameters.items():
+    masks = kept_positions(axes, contributions)
+    found = {which: _grouped(np.ascontiguousarray(mask.T)) for which, mask in masks.items()}
+    for name, shape in axes.shapes.items():
         trained, sizes = np.ones((1, len(contributions)), dtype=bool), np.ones(1, dtype=np.int64)
-        for d, dim in enumerate(dims):
-            labels = axes.labels.get(name) == d
-            if (dim, labels) not in found:
-                keeps = np.zeros((axes.size(dim), len(contributions)), dtype=bool)
-                for column, contribution in enumerate(contributions):
-                    keeps[positions[column][name][d], column] = True
-                    if labels and contribution.owned is not None:
-                        keeps[:, column] &= axes.counting_rows(name, contribution.owned)
-                found[dim, labels] = _grouped(keeps)
-            more, lengths = found[dim, labels]
+        for d, size in enumerate(shape):
+            which = kept_dimension(axes, name, d)
+            if which not in found:
+                sizes = sizes * size
+                continue
+            more, lengths = found[which]
             trained = (trained[:, None, :] & more[None, :, :]).reshape(-1, len(contributions))
             sizes = (sizes[:, None] * lengths[None, :]).reshape(-1)
         yield trained, sizes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import EllipsisType
 
 import numpy as np
@@ -43,29 +42,15 @@ def _run(kept: NDArray[np.int64]) -> slice | None:
 _REMEMBERED = 64  # plans: a round of prefix plans needs one for each level
 
 
-@dataclass(frozen=True, eq=False)
-class Placement:
-    """Where the slice of a plan lies in every parameter: as positions, and as what selects them."""
-
-    positions: dict[str, Positions]
-    index: dict[str, Index]
-
-
-def placement(axes: Axes, plan: Plan) -> Placement:
-    """The placement of a plan; remembered for the latest plans."""
-    memory: dict[tuple[bytes, ...], Placement] = axes.placements
+def plan_index(axes: Axes, plan: Plan) -> dict[str, Index]:
+    """What selects the slice of a plan from every parameter; remembered for the latest plans."""
+    memory: dict[tuple[bytes, ...], dict[str, Index]] = axes.placements
     key = plan_key(axes, plan)
     if key not in memory:
         if len(memory) >= _REMEMBERED:
             memory.pop(next(iter(memory)))
-        positions = axes.parameter_positions(plan)
-        memory[key] = Placement(positions, {name: index_of(kept) for name, kept in positions.items()})
+        memory[key] = {name: index_of(kept) for name, kept in axes.parameter_positions(plan).items()}
     return memory[key]
-
-
-def plan_index(axes: Axes, plan: Plan) -> dict[str, Index]:
-    """What selects the slice of a plan from every parameter."""
-    return placement(axes, plan).index
 
 
 def plan_key(axes: Axes, plan: Plan) -> tuple[bytes, ...]:

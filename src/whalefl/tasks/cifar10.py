@@ -51,7 +51,7 @@ def normalised(pixels: Tensor) -> Tensor:
     """Each colour by its mean and spread."""
     # Numbers rather than tensors, which would have to follow the images from device to device.
     colours = zip(pixels.unbind(-3), MEANS, SPREADS, strict=True)
-    return torch.stack([(colour.float() / 255 - mean) / spread for colour, mean, spread in colours], dim=-3)
+    return torch.stack([(colour - 255 * mean) / (255 * spread) for colour, mean, spread in colours], dim=-3)
 
 
 def shifted_and_flipped(images: Tensor, uniforms: Tensor) -> Tensor:

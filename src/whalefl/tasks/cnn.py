@@ -51,7 +51,7 @@ class Block(nn.Module):
             return self._convolve(x, weight, bias, padding=1, groups=groups)
         if x.is_cuda and x.shape[1] == 1:
             return convolve_grey(x, weight)
-        if x.is_cpu and x.dtype == torch.float32 and x.shape[2] * x.shape[3] <= _TINY:
+        if x.is_cpu and x.shape[2] * x.shape[3] <= _TINY and not torch.is_autocast_enabled("cpu"):
             return convolve_tiny(x, weight)
         return F.conv2d(x, weight, padding=1)
 
@@ -88,7 +88,14 @@ class CNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks(side_by_side(x, self.copies))
-        return self.classifier(x.mean(dim=tuple(range(2, x.ndim))))  # type: ignore[no-any-return]
+        return self.classifier(_averaged(x))  # type: ignore[no-any-return]
+
+
+def _averaged(x: Tensor) -> Tensor:
+    """The mean over all pixels or steps of each channel."""
+    if x.is_cpu and x.ndim == 4:  # over rows with channels last, since the gradient is then laid out as the image is
+        return x.permute(0, 2, 3, 1).flatten(1, 2).mean(dim=1)
+    return x.mean(dim=tuple(range(2, x.ndim)))
 
 
 def _keep(x: Tensor) -> Tensor:

@@ -46,4 +46,4 @@ def _examples(arrays: Arrays, split: str) -> Examples:
 
 def normalised(pixels: Tensor) -> Tensor:
     """By the mean and spread of the training images' grey values."""
-    return (pixels.float() / 255 - 0.1307) / 0.3081
+    return (pixels - 255 * 0.1307) / (255 * 0.3081)

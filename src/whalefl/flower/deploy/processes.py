@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import IO
@@ -69,10 +70,11 @@ class Child:
     def _read(self, stream: IO[str], log: Path) -> None:
         with log.open("a", encoding="utf8") as file:
             for line in stream:
-                file.write(f"[{self.name}] {line}")
-                file.flush()
-                if self._listen is not None:
-                    self._listen(line)
+                with suppress(OSError):  # a full disk: if nobody read on, the process would wait for ever
+                    file.write(f"[{self.name}] {line}")
+                    file.flush()
+                    if self._listen is not None:
+                        self._listen(line)
 
     @property
     def code(self) -> int | None:

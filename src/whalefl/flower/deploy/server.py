@@ -13,7 +13,7 @@ from whalefl.errors import WhaleflError
 from whalefl.flower.deploy.gate import Gate, GateServer
 from whalefl.flower.deploy.processes import Child, end_on_signals, flower_environment, program, run_quietly
 from whalefl.flower.folders import ServerFolder, ServerSettings
-from whalefl.runs import METRICS, RUN
+from whalefl.runs import METRICS, RUN, write_json
 
 log = logging.getLogger("whalefl.deploy")
 CONNECTION = "whalefl"
@@ -22,6 +22,9 @@ _START_S = 60.0
 _MOST_FAILURES = 5
 """Runs in a row that end without a new round before the server gives up."""
 _SLACK = 256 * 1024
+_BYTES_A_CHUNK = 256
+"""What the announcement of a reply says of each of its chunks, at the most."""
+_IN_USE = "already in use"
 
 
 def run_server(folder: ServerFolder) -> None:
@@ -31,20 +34,20 @@ def run_server(folder: ServerFolder) -> None:
     gate = Gate(
         f"127.0.0.1:{settings.inner_port}",
         folder.authority,
-        most_bytes=1024 * settings.chunk_kb + _SLACK,
+        most_bytes=1024 * settings.chunk_kb + _SLACK + _BYTES_A_CHUNK * (settings.model_kb // settings.chunk_kb),
         reply_bytes=2 * 1024 * settings.model_kb + _SLACK,
     )
     door = GateServer(gate, settings.host, settings.port, folder.certificate, folder.key)
     _connection(folder, settings)
     superlink: Child | None = None
     try:
-        door.start()
+        door.start(_START_S)
         failures, progress = 0, _progress(folder)
         while _status(folder) != "finished":
             if superlink is None or superlink.code is not None:
                 superlink = _start_superlink(folder, settings)
                 _register(folder)
-            _run(folder, superlink)
+            _run(folder, superlink, door)
             failures = failures + 1 if _progress(folder) == progress else 0
             progress = _progress(folder)
             if failures >= _MOST_FAILURES:
@@ -95,18 +98,24 @@ def _register(folder: ServerFolder) -> None:
     for key in sorted(folder.devices.glob("*.pub")):
         if key.name not in done:
             command = [program("flwr"), "supernode", "register", str(key), CONNECTION, "--name", key.stem]
-            run_quietly(command, flower_environment(folder.home.resolve()), folder.log)
+            try:
+                run_quietly(command, flower_environment(folder.home.resolve()), folder.log)
+            except WhaleflError as error:
+                if _IN_USE not in str(error):  # else it was registered just before the server was killed
+                    raise
             done.add(key.name)
-            known.write_text(json.dumps(sorted(done)), encoding="utf8")
+            write_json(known, sorted(done))
 
 
-def _run(folder: ServerFolder, superlink: Child) -> None:
-    """One run of the app, until it ends or the SuperLink does."""
+def _run(folder: ServerFolder, superlink: Child, door: GateServer) -> None:
+    """One run of the app, until it ends or the SuperLink does; without its gate the server is of no use."""
     place = f"folder={json.dumps(str(folder.path.resolve()))}"
     command = [program("flwr"), "run", str(folder.app.resolve()), CONNECTION, "--stream", "-c", place]
     run = Child("run", command, folder.log, flower_environment(folder.home.resolve()))
     try:
         while run.code is None and superlink.code is None:
+            if not door.running:
+                raise WhaleflError("the gate for devices has closed by itself")
             time.sleep(_POLL_S)
     finally:
         run.end()

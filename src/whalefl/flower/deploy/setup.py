@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from whalefl.errors import require
+from whalefl.federation.rounds import Federation
 from whalefl.flower.deploy.app_folder import write_app
 from whalefl.flower.deploy.keys import make_certificates, make_device_key, write_secret
 from whalefl.flower.folders import DeviceFolder, DeviceSettings, ServerFolder, ServerSettings
@@ -17,8 +18,11 @@ _LOCAL_PORT = 9500
 """The first of the ports on which devices talk to themselves; each has its own, so that several fit on one machine."""
 
 
-def create_federation(folder: Path, deployment: Deployment, host: str, port: int, inner_port: int) -> None:
-    """Write the folders of a server that devices reach as `host`, and of all its devices; all of it or nothing."""
+def create_federation(folder: Path, deployment: Deployment, host: str, port: int, inner_port: int) -> list[str]:
+    """Write the folders of a server that devices reach as `host`, and of all its devices; all of it or nothing.
+
+    Returns what its maker should know, a line each.
+    """
     check_vacant(folder)
     require(bool(host) and ":" not in host, "host", host, "a name or IPv4 address, without a port")
     experiment = deployment.experiment
@@ -32,6 +36,19 @@ def create_federation(folder: Path, deployment: Deployment, host: str, port: int
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+    return _remarks(deployment, federation)
+
+
+def _remarks(deployment: Deployment, federation: Federation) -> list[str]:
+    """Classes that no device has are never learnt, which a small fleet may not expect of its partition."""
+    if deployment.terms.data == "own" or federation.task.masked is not None:
+        return []
+    seen = set().union(*(member.share.owned for member in federation.members))
+    missing = [label for label in range(federation.task.classes) if label not in seen]
+    if not missing:
+        return []
+    labels = ", ".join(map(str, missing))
+    return [f"note            no device has examples of {labels}; --set partition.kind=iid deals out all classes"]
 
 
 def _write(folder: Path, deployment: Deployment, host: str, settings: ServerSettings) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -21,7 +20,7 @@ from whalefl.flower.memory import Curve, load_memory
 from whalefl.flower.resident import MEMORY
 from whalefl.flower.terms import Deployment, Terms
 from whalefl.flower.testbed.namespaces import Ground, ground, why_not
-from whalefl.flower.testbed.network import Network, running
+from whalefl.flower.testbed.network import Network, running, short_folder
 from whalefl.flower.testbed.prediction import (
     Errors,
     Gauge,
@@ -89,7 +88,9 @@ def lab(cores: Sequence[float]) -> Iterator[Lab]:
         yield Lab(built, groups[:devices], groups[devices:], tuple(cores))
 
 
-def run_testbed(experiment: Experiment, terms: Terms, plan: Plan, folder: Path, say: Say) -> list[Run]:
+def run_testbed(
+    experiment: Experiment, terms: Terms, plan: Plan, folder: Path, say: Say
+) -> tuple[list[Run], list[Gauge]]:
     """Gauge the devices, run every method in turn, and leave results and run folders in `folder`."""
     target = experiment.target
     if target is None:
@@ -110,10 +111,8 @@ def run_testbed(experiment: Experiment, terms: Terms, plan: Plan, folder: Path, 
                 records, _ = one_run(place, Deployment(known, terms), folder / f"{method}-{repeat}")
                 runs.append(_judged(known, method, repeat, records, target))
                 say(line_of(runs[-1]))
-                write_json(
-                    folder / "testbed.json", {"gauges": list(map(asdict, gauges)), "runs": list(map(asdict, runs))}
-                )
-    return runs
+                write_json(folder / RESULTS, {"gauges": list(map(asdict, gauges)), "runs": list(map(asdict, runs))})
+    return runs, gauges
 
 
 def _judged(experiment: Experiment, method: str, repeat: int, records: Sequence[Record], target: float) -> Run:
@@ -149,8 +148,7 @@ def gauge(place: Lab, experiment: Experiment, terms: Terms, rounds: int, folder:
 
 def one_run(place: Lab, deployment: Deployment, keep: Path) -> tuple[list[dict[str, Any]], list[Curve]]:
     """A whole federation in the lab; its records, what each device measured of itself, and its run folder in `keep`."""
-    root = Path(tempfile.mkdtemp(prefix="wfl-"))  # a short path: sockets have room for no more
-    try:
+    with short_folder() as root:
         with running(root, deployment, place.ground.address) as network:
             network.start_server()
             for index, (spot, quota) in enumerate(zip(place.ground.places, place.quotas, strict=True)):
@@ -164,8 +162,6 @@ def one_run(place: Lab, deployment: Deployment, keep: Path) -> tuple[list[dict[s
             curves = [_curve(network, index, deployment) for index in range(len(place.cores))]
         shutil.rmtree(keep, ignore_errors=True)
         shutil.copytree(root / "f" / "server" / "run", keep)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
     return records, curves
 
 
@@ -208,14 +204,11 @@ def measure_overhead(experiment: Experiment, terms: Terms, devices: int, rounds:
         training=replace(experiment.training, iterations=1, epochs=None),
         evaluation=replace(experiment.evaluation, every=rounds + 1),
     )
-    root = Path(tempfile.mkdtemp(prefix="wfl-"))
-    try:
-        with running(root, Deployment(empty, replace(terms, quorum=devices))) as network:
-            network.start_server()
-            for index in range(devices):
-                network.start_device(index)
-            network.wait_for(network.finished, _LONGEST_S)
-            lengths = [record["round_s"] for record in network.records()[1:]]
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+    end_on_signals()
+    with short_folder() as root, running(root, Deployment(empty, replace(terms, quorum=devices))) as network:
+        network.start_server()
+        for index in range(devices):
+            network.start_device(index)
+        network.wait_for(network.finished, _LONGEST_S)
+        lengths = [record["round_s"] for record in network.records()[1:]]
     return Overhead(devices, len(lengths), median(lengths), min(lengths), max(lengths))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +22,7 @@ from whalefl.flower.deploy.setup import create_federation
 from whalefl.flower.folders import DeviceFolder, ServerFolder
 from whalefl.flower.journal import EVENTS, STATUS
 from whalefl.flower.terms import Deployment
-from whalefl.runs import RUN, RunFolder
+from whalefl.runs import METRICS, RUN, RunFolder
 
 _GRACE_S = 20.0
 _POLL_S = 0.3
@@ -81,7 +83,7 @@ class Network:
 
     def records(self) -> list[dict[str, Any]]:
         folder = RunFolder(self.server_folder.run)
-        return list(folder.records()) if (folder.path / "metrics.jsonl").exists() else []
+        return list(folder.records()) if (folder.path / METRICS).exists() else []
 
     def events(self) -> list[dict[str, Any]]:
         path = self.server_folder.run / EVENTS
@@ -111,6 +113,22 @@ class Network:
         """The ends of all logs."""
         logs = [*self.root.glob("*.out"), *self.root.glob("f/*/*.log")]
         return "\n".join(f"--- {log}\n{log.read_text(encoding='utf8', errors='replace')[-2000:]}" for log in logs)
+
+
+@contextmanager
+def short_folder() -> Iterator[Path]:
+    """A folder that is gone when the block ends; its path is short, since those of sockets have to be.
+
+    Folders hold keys and carry the id of the process that made them: those of processes that are gone go first.
+    """
+    for left in Path(tempfile.gettempdir()).glob("wfl-*-*"):
+        if Path("/proc/self").exists() and not Path(f"/proc/{left.name.split('-')[1]}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    root = Path(tempfile.mkdtemp(prefix=f"wfl-{os.getpid()}-"))
+    try:
+        yield root
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
 
 
 @contextmanager

@@ -79,9 +79,9 @@ def quotas(devices: int, hierarchy: Hierarchy | None = None) -> Iterator[tuple[Q
             group.path.mkdir()
         yield groups
     finally:
-        for group in groups:
-            if group.path.exists():
-                _remove(group)
+        failures = [error for group in groups if group.path.exists() and (error := _removal(group)) is not None]
+        if failures:
+            raise failures[0]
 
 
 def _delegate_cpu(path: Path) -> None:
@@ -89,6 +89,15 @@ def _delegate_cpu(path: Path) -> None:
     control = path / "cgroup.subtree_control"
     if "cpu" not in control.read_text(encoding="ascii").split():
         control.write_text("+cpu", encoding="ascii")
+
+
+def _removal(group: Quota) -> OSError | None:
+    """Remove a group; what goes wrong must not keep the others from being removed."""
+    try:
+        _remove(group)
+    except OSError as error:
+        return error
+    return None
 
 
 def _remove(group: Quota) -> None:
