@@ -20,7 +20,7 @@ def learning(devices: int, method: str, **terms: object) -> Deployment:
     """Digits that is learnt in a few rounds."""
     return digits_deployment(
         method,
-        rounds=20,
+        rounds=40,
         target=0.9,
         fleet={"groups": [{"kind": "MacBookPro2018", "count": devices}]},
         partition={"kind": "iid"},

@@ -168,11 +168,11 @@ def test_no_bit_is_asked_for_once_the_threshold_is_frozen(tmp_path: Path) -> Non
             bits.setdefault(body["round"], []).append(body["wish"]["above"])
         return reply
 
-    coordinator = make_coordinator(digits_deployment("whale", rounds=12, whale={"window": 2}), tmp_path, watch)
+    coordinator = make_coordinator(digits_deployment("whale", rounds=24, whale={"window": 2}), tmp_path, watch)
     coordinator.run()
     assert coordinator.calibration.frozen(2)
     asked = [number for number, answers in bits.items() if any(bit is not None for bit in answers)]
-    assert asked and len(asked) == coordinator.calibration.rounds and max(asked) < 12
+    assert asked and len(asked) == coordinator.calibration.rounds and max(asked) < 24
     assert coordinator.announced.threshold == coordinator.calibration.threshold
 
 
@@ -480,6 +480,27 @@ def test_one_bit_a_round_finds_the_threshold(utilities: list[float], quantile: f
     assert calibration.threshold is not None
     low, high = np.quantile(utilities, [max(0, quantile - 0.34), min(1, quantile + 0.34)])
     assert low / 1.2 <= calibration.threshold <= high * 1.2
+
+
+@given(st.lists(st.floats(min_value=-6, max_value=6), min_size=2, max_size=20, unique=True), st.integers(1, 10))
+def test_no_threshold_is_frozen_that_is_off_by_a_level(exponents: list[float], window: int) -> None:
+    """However short the window: with a threshold far too high every device would stay small for ever."""
+    calibration, utilities = Calibration(), [10.0**exponent for exponent in exponents]
+    for _ in range(40):
+        calibration = heard(calibration, [u > calibration.trial for u in utilities], 0.5, window)
+    assert calibration.frozen(window) and calibration.threshold is not None
+    middle = len(utilities) // 2
+    low, high = sorted(utilities)[middle - 1], sorted(utilities)[-middle]
+    assert low / 2 <= calibration.threshold <= high * 2
+
+
+def test_a_search_follows_utilities_that_fall_away() -> None:
+    calibration = Calibration()
+    for number in range(40):
+        utility = 10.0 ** max(-4.0, 3.0 - 0.5 * number)
+        calibration = heard(calibration, [utility > calibration.trial], 0.5, 30)
+    assert calibration.frozen(30) and calibration.threshold is not None
+    assert 10.0**-4 / 2 <= calibration.threshold <= 10.0**-4 * 2
 
 
 def test_the_threshold_is_frozen_after_its_rounds() -> None:
