@@ -32,7 +32,7 @@ from whalefl.tasks.cifar10 import MEANS, SPREADS, shifted_and_flipped
 from whalefl.tasks.costs import level_costs
 from whalefl.tasks.layers import NORMS, Norm, StaticBatchNorm, groups, norm
 from whalefl.tasks.partition import Partition
-from whalefl.tasks.products import convolve_grey, convolve_tiny
+from whalefl.tasks.products import convolve_grey, convolve_tiny, product
 from whalefl.tasks.task import Shape, Task
 from whalefl.tasks.transformer import Sizes, Transformer, transformer_axes
 from whalefl.tasks.wikitext2 import LENGTH, articles, wikitext2_task
@@ -577,3 +577,18 @@ def test_convolutions_as_products_are_convolutions(
     upstream = torch.randn_like(theirs)
     mine, other = (torch.autograd.grad(y, (x, weight), upstream) for y in (ours, theirs))
     torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("library", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_products_are_those_of_matrices_whatever_their_layout(
+    monkeypatch: pytest.MonkeyPatch, library: bool, dtype: torch.dtype, tolerance: float
+) -> None:
+    if not library:
+        monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: False)
+    torch.manual_seed(0)
+    left, right = torch.randn(7, 5, dtype=torch.float64), torch.randn(5, 9, dtype=torch.float64)
+    for rows, columns in ((left, right.t()), (left.t().contiguous().t(), right.t().contiguous())):
+        found = product(rows.to(dtype), columns.to(dtype))
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), left @ right, rtol=tolerance, atol=5 * tolerance)

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from whalefl.federation.engine import use_precision
 from whalefl.federation.orders import Order
 from whalefl.federation.stacks import Precision
+from whalefl.tasks.products import product
 from whalefl.tasks.task import Shape, Task
 
 CORES = 2
@@ -106,7 +107,7 @@ def _rate(device: str, precision: Precision, threads: int) -> float:
 def _seconds(left: Tensor, right: Tensor) -> float:
     settle(left.device)
     start = perf_counter()
-    left @ right
+    product(left, right)
     settle(left.device)
     return perf_counter() - start
 

@@ -51,7 +51,10 @@ class Block(nn.Module):
             return self._convolve(x, weight, bias, padding=1, groups=groups)
         if x.is_cuda and x.shape[1] == 1:
             return convolve_grey(x, weight)
-        if x.is_cpu and x.shape[2] * x.shape[3] <= _TINY and not torch.is_autocast_enabled("cpu"):
+        if x.is_cpu and x.shape[2] * x.shape[3] <= _TINY:
+            if torch.is_autocast_enabled("cpu"):  # which knows torch's own convolutions only
+                narrow = torch.get_autocast_dtype("cpu")
+                x, weight = x.to(narrow), weight.to(narrow)
             return convolve_tiny(x, weight)
         return F.conv2d(x, weight, padding=1)
 

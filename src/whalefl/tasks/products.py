@@ -18,44 +18,60 @@ def patches(x: Tensor) -> Tensor:
 
 def convolve_grey(x: Tensor, weight: Tensor) -> Tensor:
     """A convolution of images with one channel: on a GPU its kernels take twice the time of these products."""
-    images, _, height, width = x.shape
-    products = F.linear(patches(x), weight.permute(0, 2, 3, 1).flatten(1))
-    return products.view(images, height, width, -1).permute(0, 3, 1, 2)
+    return as_images(F.linear(patches(x), weight.permute(0, 2, 3, 1).flatten(1)), x.shape)
 
 
 def convolve_tiny(x: Tensor, weight: Tensor) -> Tensor:
-    """A convolution of images of few pixels, tap by tap: for each of its nine weights one product over the pixels whose
-    neighbour there lies inside the image, which of 3x3 pixels are 49 in 81. On a processor that is faster than the
-    library's kernels, which bring the weights into a layout of their own first; in bf16 it is not."""
+    """A convolution of images of few pixels as a product of their patches. On a processor that is faster than the
+    library's kernels, which bring the weights into a layout of their own first."""
     return _Tiny.apply(x, weight)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Tiny(torch.autograd.Function):
-    """All tensors inside have their channels last: images (N, H, W, channels), weights (outputs, 3, 3, inputs)."""
+    """Rows are pixels: of patches (rows, 9 x inputs), of the result (rows, outputs)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        rows, taps = x.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1)
-        found = rows @ taps[:, 1, 1].t()
-        for here, there, row, column in _outer_taps():
-            found[here] += rows[there] @ taps[:, row, column].t()
-        return found.permute(0, 3, 1, 2)
+        around, taps = patches(x), weight.permute(0, 2, 3, 1).flatten(1)
+        ctx.save_for_backward(around, taps)
+        ctx.shape = x.shape
+        return as_images(product(around, taps), x.shape)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor]:
-        x, weight = ctx.saved_tensors
-        rows, taps = x.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1)
-        above = gradient.permute(0, 2, 3, 1)
-        of_taps = torch.empty_like(taps)
-        of_rows = above @ taps[:, 1, 1] if ctx.needs_input_grad[0] else None
-        torch.mm(above.flatten(0, 2).t(), rows.flatten(0, 2), out=of_taps[:, 1, 1])
-        for here, there, row, column in _outer_taps():
-            if of_rows is not None:
-                of_rows[there] += above[here] @ taps[:, row, column]
-            torch.mm(above[here].flatten(0, 2).t(), rows[there].flatten(0, 2), out=of_taps[:, row, column])
-        return None if of_rows is None else of_rows.permute(0, 3, 1, 2), of_taps.permute(0, 3, 1, 2)
+        around, taps = ctx.saved_tensors
+        rows = gradient.permute(0, 2, 3, 1).flatten(0, 2)
+        of_taps = product(rows.t(), around.t())
+        of_weight = of_taps.view(len(taps), 3, 3, -1).permute(0, 3, 1, 2)
+        if not ctx.needs_input_grad[0]:
+            return None, of_weight
+        return as_images(joined(product(rows, taps.t()), ctx.shape), ctx.shape), of_weight
 
+
+def as_images(rows: Tensor, shape: torch.Size) -> Tensor:
+    """Pixels as images of this size, channels last in memory."""
+    return rows.view(shape[0], *shape[2:], -1).permute(0, 3, 1, 2)
+
+
+def joined(around: Tensor, shape: torch.Size) -> Tensor:
+    """For every pixel the sum over the patches it is part of: the transpose of `patches`."""
+    images, channels, height, width = shape
+    parts = around.view(images, height, width, 3, 3, channels)
+    total = parts[..., 1, 1, :].clone()
+    for here, there, row, column in _outer_taps():
+        total[there] += parts[(*here, row, column)]
+    return total.flatten(0, 2)
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right.t(), of matrices on a processor by oneDNN where torch has it: for float32 torch itself takes MKL,
+    which on some processors uses only half of the vector unit."""
+    if left.is_cpu and left.dtype in _BY_ONEDNN and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")  # type: ignore[no-any-return]
+    return left @ right.t()
+
+
+_BY_ONEDNN = (torch.float32, torch.bfloat16)
 
 Region = tuple[slice, slice, slice]
 
