@@ -40,8 +40,8 @@ and is not counted. Seconds are medians with the smallest and largest; a ratio i
 against the same turn of the variant in the table's first line.
 
 The **floor** is the FLOPs of the round, counted by torch on the model at every width, over the rate of one large
-matrix product in the variant's precision (on a CPU on both cores), measured before every round of turns, of which the
-best counts. "Of the floor" is the floor over the median: at 100 % a round would be as fast as the hardware multiplies
+matrix product in the variant's precision (on a CPU on both cores, by oneDNN, which on some processors is twice as fast
+as torch's `@`), measured before every round of turns, of which the best counts. "Of the floor" is the floor over the median: at 100 % a round would be as fast as the hardware multiplies
 matrices, with nothing else to do. Small slices stay far from it: their operations are over sooner than they are
 started.
 

@@ -69,11 +69,14 @@ def this_machine(device: str) -> Machine:
 
 
 def _processor() -> str:
-    """The processor's own name where Linux tells it."""
+    """The processor's own name and family where Linux tells them: virtual machines often hide the rest."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf8").splitlines() if path.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    if "model name" not in told:
+        return platform.processor() or platform.machine()
+    family = f", family {told['cpu family']}" if "cpu family" in told else ""
+    return told["model name"] + family
 
 
 def write_results(path: Path, results: Sequence[Result]) -> None:

@@ -38,7 +38,6 @@ class Block(nn.Module):
         # A batch norm takes away whatever a bias adds, so it is neither added nor trained.
         self.biased = kind != "batch"
         self.conv.get_parameter("bias").requires_grad_(self.biased)
-        self._convolve = F.conv2d if dims == 2 else F.conv1d
         self._pool = pool
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,9 +45,11 @@ class Block(nn.Module):
 
     def _convolved(self, x: Tensor) -> Tensor:
         weight, groups = self.conv.weight, self.conv.groups
-        if self.biased or groups > 1 or x.ndim < 4:
+        if weight.ndim == 3:
+            weight = weight.unsqueeze(2)
+        if self.biased or groups > 1 or weight.shape[2] == 1:
             bias = self.conv.bias if self.biased else None
-            return self._convolve(x, weight, bias, padding=1, groups=groups)
+            return F.conv2d(x, weight, bias, padding=(weight.shape[2] // 2, 1), groups=groups)
         if x.is_cuda and x.shape[1] == 1:
             return convolve_grey(x, weight)
         if x.is_cpu and x.shape[2] * x.shape[3] <= _TINY:
@@ -62,7 +63,8 @@ class Block(nn.Module):
 class CNN(nn.Module):
     """`axes` names one axis per block; the last block's pool is a global average.
 
-    `dims` is 2 for images (examples, channels, height, width) and 1 for signals (examples, channels, steps).
+    `dims` is 2 for images (examples, channels, height, width) and 1 for signals (examples, channels, steps), which
+    are images of one row inside: with their channels last these are far faster on a processor.
     `copies` models stand side by side, each fed an equal part of the examples.
     """
 
@@ -79,7 +81,7 @@ class CNN(nn.Module):
         super().__init__()
         sizes = [inputs, *(shape[axis] for axis in axes)]
         self.copies = copies
-        halve: Pool = partial(F.max_pool2d if dims == 2 else F.max_pool1d, kernel_size=2)
+        halve: Pool = partial(F.max_pool2d, kernel_size=2 if dims == 2 else (1, 2))
         pools: list[Pool] = [*[halve] * (len(axes) - 1), _keep]
         self.blocks = nn.Sequential(
             *(
@@ -90,15 +92,17 @@ class CNN(nn.Module):
         self.classifier = Classifier(sizes[-1], classes, copies)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.blocks(side_by_side(x, self.copies))
-        return self.classifier(_averaged(x))  # type: ignore[no-any-return]
+        x = side_by_side(x, self.copies)
+        if x.ndim == 3:
+            x = x.unsqueeze(2).contiguous(memory_format=torch.channels_last)
+        return self.classifier(_averaged(self.blocks(x)))  # type: ignore[no-any-return]
 
 
 def _averaged(x: Tensor) -> Tensor:
-    """The mean over all pixels or steps of each channel."""
-    if x.is_cpu and x.ndim == 4:  # over rows with channels last, since the gradient is then laid out as the image is
+    """The mean over all pixels of each channel."""
+    if x.is_cpu:  # over rows with channels last, since the gradient is then laid out as the image is
         return x.permute(0, 2, 3, 1).flatten(1, 2).mean(dim=1)
-    return x.mean(dim=tuple(range(2, x.ndim)))
+    return x.mean(dim=(2, 3))
 
 
 def _keep(x: Tensor) -> Tensor:
