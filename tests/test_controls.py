@@ -20,7 +20,7 @@ from whalefl.federation.methods import make_method
 from whalefl.federation.rounds import close_round, open_round
 from whalefl.federation.simulation import Settings, assemble, first_state, simulate
 from whalefl.federation.training import Training
-from whalefl.fleet.devices import Fleet
+from whalefl.fleet.devices import DeviceGroup, Fleet
 from whalefl.fleet.weather import Weather
 from whalefl.rng import Seeds
 from whalefl.scheduling.policies import Announcement, Policy, uniform
@@ -128,6 +128,20 @@ def test_a_round_closes_when_enough_devices_are_done_and_the_others_do_not_count
     assert record.round_s == by_delay[-1].true.total_s <= all_done.round_s
     for device in range(20):  # whoever was too late has learnt nothing
         assert (after.devices[device] == state.devices[device]) == (device not in done)
+
+
+def test_who_is_done_first_is_seen_with_the_overhead_of_every_round(corners: Task) -> None:
+    groups = (DeviceGroup("JetsonNano", count=2, overhead_s=1000.0), DeviceGroup("RaspberryPi4", count=2))
+    everyone = assemble(corners, make_method("fedavg"), Fleet(groups), Weather(), SETTINGS, Seeds())
+    opened = open_round(replace(everyone, wait_for=0.5), first_state(everyone))
+    assert [order.device for order in opened.orders] == [2, 3]
+
+
+def test_an_engine_made_before_examples_are_held_out_is_refused(corners: Task) -> None:
+    settings = replace(SETTINGS, evaluation=EvaluationSettings(on="validation"))
+    engine = PlainEngine(corners, settings.training)
+    with pytest.raises(WhaleflError, match="evaluation.on is 'validation'"):
+        simulate(corners, make_method("fedavg"), settings=settings, engine=engine)
 
 
 def test_how_much_to_wait_for_is_checked() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from whalefl.cli.reproduce import Options, reproduce_study
-from whalefl.config import Experiment
+from whalefl.config import Experiment, to_toml
 from whalefl.errors import WhaleflError
 from whalefl.experiments.carrying import Place, carry_out_all, resolved
 from whalefl.experiments.catalogue import (
@@ -95,6 +96,13 @@ def test_a_run_is_named_by_what_it_is_and_not_by_where_it_is_computed() -> None:
     assert run.identity == "9d9b6fff2159"
 
 
+def test_no_default_changes_under_finished_runs() -> None:
+    """Runs are named by what differs from the defaults. With another default they would be others under the same names:
+    then either the presets must set the old one, or the runs go. A new setting changes this mark and no run."""
+    values = to_toml(Experiment())
+    assert hashlib.blake2b(values.encode(), digest_size=6).hexdigest() == "9c3705cadff9"
+
+
 def test_names_are_the_same_in_another_process() -> None:
     script = (
         "from whalefl.experiments.cells import run_of\n"
@@ -105,13 +113,14 @@ def test_names_are_the_same_in_another_process() -> None:
     assert done.stdout.strip() == run_of(CONTROL_CELLS[0], 2).name
 
 
-def test_a_sweep_that_changes_nothing_is_the_run_it_sweeps() -> None:
-    low, same, high = (run_of(cell, 0) for cell in SWEEPS[MNIST.name]["beta"])
-    whale = run_of(main_cell(MNIST, "whale"), 0)
-    assert same == whale and low.source == high.source == whale
-    assert len({low.identity, same.identity, high.identity}) == 3
-    low_threshold, medium, high_threshold = (run_of(cell, 0) for cell in SWEEPS[MNIST.name]["U_th"])
-    assert medium == whale and len({low_threshold.identity, high_threshold.identity, whale.identity}) == 3
+def test_all_runs_of_a_sweep_keep_the_threshold_of_the_run_they_sweep() -> None:
+    """The unchanged one too: its own run calibrates for D rounds, in which the target may already be reached."""
+    sweeps, whale = SWEEPS[MNIST.name], run_of(main_cell(MNIST, "whale"), 0)
+    low, same, high = (run_of(cell, 0) for cell in sweeps["beta"])
+    assert low.source == same.source == high.source == whale
+    assert len({low.identity, same.identity, high.identity, whale.identity}) == 4
+    assert same == run_of(sweeps["D"][1], 0) == run_of(sweeps["U_th"][1], 0)
+    assert run_of(sweeps["Fisher"][0], 0) == whale  # the three scalars all calibrate
 
 
 # --- plans

@@ -15,7 +15,7 @@ from whalefl.experiments.protocol import MNIST, WIKITEXT2
 from whalefl.experiments.reading import main_cell, metric_of, second_target, summaries, tuned_reference
 from whalefl.experiments.store import Store
 from whalefl.experiments.tables import Hours, Pair, Pairs, gain_of, speedup_text
-from whalefl.experiments.trajectories import rank_correlation, shares_by_third
+from whalefl.experiments.trajectories import correlation, rank_correlation, shares_by_third
 from whalefl.experiments.tuning import MOST_SHARE, finalists, method_cells, trial, winner, with_all_seeds
 from whalefl.experiments.verdicts import (
     CONFIRMED,
@@ -23,6 +23,7 @@ from whalefl.experiments.verdicts import (
     UNDECIDED,
     AheadEarly,
     Better,
+    FasterWhereMore,
     SmallLargeSmall,
     Sooner,
     SoonerAndNoWorse,
@@ -169,9 +170,9 @@ def test_tables_show_the_papers_number_ours_and_the_difference(store: Store) -> 
 
 
 def test_a_diverged_run_is_censored_at_the_horizon(store: Store) -> None:
-    keep(store, WHALE, 3, rising(10, 20), 100.0, status="diverged")
+    keep(store, WHALE, 3, rising(30, 10), 100.0, status="diverged")  # it had been there
     found = summaries(store, WHALE)[3]
-    assert found.reached_s is None and found.time_s == MNIST.horizon_s
+    assert found.reached_s is None and found.crossed_s is None and found.time_s == MNIST.horizon_s
     assert "WHALE (1 diverged)" in Hours(MNIST, (FEDAVG, WHALE)).markdown(store)
 
 
@@ -179,8 +180,13 @@ def test_texts_are_read_on_the_accuracy_on_which_fedavg_is_nearest_to_the_paper(
     fedavg = main_cell(WIKITEXT2, "fedavg")
     assert metric_of(store, WIKITEXT2) == "accuracy" == metric_of(store, MNIST)
     keep(store, fedavg, 0, rising(20, 5, 0.08), 100.0, more={"accuracy_all": rising(20, 5, 0.45)})
+    assert metric_of(store, WIKITEXT2) == "accuracy"  # the test set has no say in it
+    tuned = tuned_reference(WIKITEXT2)
+    keep(store, tuned, 100, rising(20, 5, 0.08), 100.0, more={"accuracy_all": rising(20, 5, 0.41)})
     assert metric_of(store, WIKITEXT2) == "accuracy_all"
     assert summaries(store, fedavg)[0].final_accuracy == pytest.approx(0.45)
+    found = trial(store, tuned)
+    assert found is not None and found.final == pytest.approx(0.41)
 
 
 def test_the_second_target_is_a_share_of_what_fedavg_reaches_on_the_tuning_seeds(store: Store) -> None:
@@ -264,6 +270,8 @@ def test_a_bound_decides_only_in_its_own_direction() -> None:
     assert [key for key, value in verdict.items() if value == CONFIRMED] == [("", above), ("≥", above)]
     assert [key for key, value in verdict.items() if value == REFUTED] == [("", below), ("≤", below)]
     assert speedup_side(Speedup(None, None, 0, 3)) == UNDECIDED
+    # Seven seeds in which neither got there are not outvoted by three in which both did.
+    assert speedup_side(Speedup(Bounded(2.0), (1.5, 3.0), 3, 10)) == UNDECIDED
 
 
 def test_two_parts_are_refuted_by_one() -> None:
@@ -298,6 +306,31 @@ def test_small_large_small_compares_thirds(tmp_path: Path) -> None:
     early, middle_share, late = shares_by_third(run)
     assert early < late < middle_share <= 100
     assert SmallLargeSmall(WHALE).find(store).verdict == CONFIRMED
+
+
+def test_sizes_are_compared_with_the_fisher_information_they_were_chosen_from(tmp_path: Path) -> None:
+    """Here sizes go with the round before, and against the same round."""
+    store, shares = Store(tmp_path), {"1": 1.0, "5": 1 / 256}
+    cell = replace(WHALE, overrides=(("whale.window", 1),))
+    lines = [[1, "15"[number % 2]] for number in range(30)]
+    values = [1.0 + number % 2 for number in range(30)]
+    fisher = {"round": list(range(1, 31)), "all": values, "unit": values}
+    keep(store, cell, 0, [0.5] * 30, 100.0, levels=lines, shares=shares, fisher=fisher)
+    found = correlation(list(store.runs(cell).values()), None, "all")
+    assert found is not None and found.value == pytest.approx(1.0)
+
+
+def test_coverage_decides_nothing_between_methods_that_are_alike_in_it(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for untouched, verdict in ((0.001, UNDECIDED), (0.1, CONFIRMED)):
+        for seed in range(3):
+            for cell, at, left in ((FEDAVG, 20, 0.0), (WHALE, 30, untouched), (main_cell(MNIST, "fedrolex"), 25, 0.0)):
+                # The first two rounds of an adaptive method leave nearly everything untouched, and do not count.
+                early = [0.99 if cell is WHALE else 0.0] * 2
+                coverage = {"round": list(range(1, 61)), "untouched": early + [left + at / 1e6] * 58}
+                keep(store, cell, seed, rising(60, at), 100.0, coverage=coverage)
+        cells = (FEDAVG, WHALE, main_cell(MNIST, "fedrolex"))
+        assert FasterWhereMore(cells, "untouched").find(store).verdict == verdict
 
 
 def test_means_need_values() -> None:

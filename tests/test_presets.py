@@ -59,3 +59,17 @@ def test_the_papers_preset_counts_uploads_only() -> None:
 
     assert not experiment_of("mnist", Path("paper"), [], {}).latency.download
     assert experiment_of("mnist", None, [], {}).latency.download
+
+
+def test_a_pair_takes_the_preset_of_the_method_that_it_is_or_is_a_part_of() -> None:
+    def settings(method: str) -> tuple[object, ...]:
+        experiment = experiment_of("mnist", None, [], {"method": method})
+        return experiment.training, experiment.whale, experiment.fleet
+
+    assert settings("prefix+full") == settings("fedavg") != settings("whale")
+    assert settings("prefix+whale-se") == settings("prefix+whale-te") == settings("whale")
+    assert settings("rolling+whale") == settings("whalerolex")
+    assert (
+        experiment_of("mnist", None, [], {"method": "prefix+random"}).training
+        == experiment_of("mnist", None, [], {"method": "rolling+full"}).training
+    )

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from math import ceil
 from pathlib import Path
@@ -22,6 +23,7 @@ from made_up import WORDS, made_up, made_up_arrays
 from whalefl.errors import WhaleflError
 from whalefl.federation.methods import make_method
 from whalefl.federation.simulation import Settings, simulate
+from whalefl.federation.stacks import resident
 from whalefl.federation.training import Training
 from whalefl.fleet.devices import DeviceGroup, Fleet
 from whalefl.subnet.axes import Axes, Segment
@@ -33,7 +35,7 @@ from whalefl.tasks.costs import level_costs
 from whalefl.tasks.layers import NORMS, Norm, StaticBatchNorm, groups, norm
 from whalefl.tasks.partition import Partition
 from whalefl.tasks.products import convolve_grey, convolve_tiny, product
-from whalefl.tasks.task import Shape, Task
+from whalefl.tasks.task import Examples, Shape, Task
 from whalefl.tasks.transformer import Sizes, Transformer, transformer_axes
 from whalefl.tasks.wikitext2 import LENGTH, articles, wikitext2_task
 from whalefl.values import Ladder
@@ -592,3 +594,20 @@ def test_products_are_those_of_matrices_whatever_their_layout(
         found = product(rows.to(dtype), columns.to(dtype))
         assert found.dtype == dtype
         torch.testing.assert_close(found.double(), left @ right, rtol=tolerance, atol=5 * tolerance)
+
+
+def test_examples_may_get_a_dimension_when_they_are_prepared() -> None:
+    flat = made_up("mnist")
+    stored = replace(
+        flat,
+        train=Examples(flat.train.inputs.flatten(1), flat.train.targets),
+        prepare=lambda x: flat.prepare(x.view(-1, *flat.train.inputs.shape[1:])),
+    )
+    assert level_costs(stored, LADDER) == level_costs(flat, LADDER)
+
+
+def test_weights_of_any_rank_may_stay_in_memory() -> None:
+    layer = resident(torch.nn.Conv3d(2, 4, 3), torch.device("cpu"))
+    assert layer.weight.shape == (4, 2, 3, 3, 3)
+    image = resident(torch.nn.Conv2d(2, 4, 3), torch.device("cpu"))
+    assert image.weight.is_contiguous(memory_format=torch.channels_last)

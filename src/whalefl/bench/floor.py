@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from whalefl.federation.engine import use_precision
 from whalefl.federation.orders import Order
 from whalefl.federation.stacks import Precision
+from whalefl.tasks.costs import made_up_inputs
 from whalefl.tasks.products import product
 from whalefl.tasks.task import Shape, Task
 
@@ -48,14 +49,13 @@ class StepFlops:
 def step_flops(task: Task, shape: Shape) -> StepFlops:
     """Counted by torch on the model itself, without computing anything."""
     model = task.blank(shape)
-    samples = 2  # batch statistics need more than one
-    inputs = task.prepare(task.train.inputs[:1]).to("meta").repeat(samples, *[1] * (task.train.inputs.ndim - 1))
+    inputs = made_up_inputs(task)
     with FlopCounterMode(display=False) as forward:
         logits = model(inputs).flatten(0, -2)
     loss = F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64, device="meta"))
     with FlopCounterMode(display=False) as backward:
         loss.backward()  # type: ignore[no-untyped-call]
-    return StepFlops(forward.get_total_flops() / samples, backward.get_total_flops() / samples)
+    return StepFlops(forward.get_total_flops() / len(inputs), backward.get_total_flops() / len(inputs))
 
 
 def round_flops(task: Task, orders: Sequence[Order]) -> float:

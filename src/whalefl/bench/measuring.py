@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -39,7 +40,8 @@ def measure(
     task = random_task(scenario.task, scenario.samples).to(device)
     orders = orders_of(scenario, task)
     weights = {name: weight.to(device) for name, weight in task.initial_weights(0).items()}
-    flops = round_flops(task, orders)
+    unmeasured = [replace(order, fisher_steps=()) for order in orders]
+    flops = {True: round_flops(task, orders), False: round_flops(task, unmeasured)}
     with ExitStack() as stack:
         turns = {}
         for variant in variants:
@@ -55,7 +57,7 @@ def measure(
         machine=this_machine(device),
         command=command,
         others=others,
-        flops=flops,
+        flops=flops[True],
         rates=rates,
         rows=tuple(row(variant, timings[variant.name], turns[variant.name].gpu_mb) for variant in variants),
     )
@@ -91,14 +93,14 @@ class _Turn:
 
 def _row(
     scenario: Scenario,
-    flops: float,
+    flops: Mapping[bool, float],
     rates: Sequence[Rate],
     reference: Timing,
     variant: Variant,
     timing: Timing,
     gpu_mb: float | None,
 ) -> Row:
-    floor = floor_s(flops, rates, variant.precision)
+    floor = floor_s(flops[variant.measures], rates, variant.precision)
     return Row(
         variant=variant.name,
         seconds=timing.seconds,

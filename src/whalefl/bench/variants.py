@@ -13,7 +13,7 @@ from typing import Protocol
 import whalefl
 from whalefl.bench.floor import CORES
 from whalefl.errors import WhaleflError
-from whalefl.federation.engine import Engine, PlainEngine, use_precision
+from whalefl.federation.engine import Engine, PlainEngine
 from whalefl.federation.orders import Order
 from whalefl.federation.stacks import Precision
 from whalefl.federation.training import Training
@@ -29,11 +29,13 @@ Maker = Callable[[Task, Training], AbstractContextManager[TrainRound]]
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to train a round, by name; `precision` says which floor it is held against."""
+    """A way to train a round, by name; `precision`, and whether it measures Fisher information where an order wants it,
+    say which floor it is held against."""
 
     name: str
     precision: Precision
     make: Maker
+    measures: bool = True
 
 
 class _PlainLoop(Protocol):
@@ -69,8 +71,7 @@ def _plain_engine(task: Task, training: Training) -> Iterator[TrainRound]:
 @contextmanager
 def _eager(task: Task, training: Training) -> Iterator[TrainRound]:
     """The plain engine with every client by itself."""
-    use_precision("tf32")
-    yield rounds_by(PlainEngine(task, training, largest=1), task)
+    yield rounds_by(PlainEngine(task, training, "tf32", largest=1), task)
 
 
 @contextmanager
@@ -95,7 +96,7 @@ VARIANTS: dict[str, dict[str, Variant]] = {
     device: {variant.name: variant for variant in variants}
     for device, variants in {
         "cpu": (
-            Variant("plain-loop", "fp32", _plain_loop),
+            Variant("plain-loop", "fp32", _plain_loop, measures=False),
             Variant("plain", "fp32", _plain_engine),
             Variant("workers", "fp32", partial(_workers, precision="fp32")),
             Variant("workers-bf16", "bf16", partial(_workers, precision="bf16")),

@@ -60,8 +60,8 @@ def bench_memory(variants: str | None, out: Path | None) -> None:
 
 
 def _kind(device: str) -> str:
-    if device == "cpu" or (device.partition(":")[0] == "cuda" and torch.cuda.is_available()):
-        return device.partition(":")[0]
+    if device == "cpu" or (device == "cuda" and torch.cuda.is_available()):
+        return device
     raise WhaleflError(f"device is {device!r}; it must be 'cpu', or 'cuda' where there is a GPU")
 
 

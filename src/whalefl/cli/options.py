@@ -23,8 +23,9 @@ def layers_of(
 ) -> list[Values]:
     """What a command says, later layers over earlier: presets, the file, options, --set, --sweep.
 
-    The presets are the task's, and the one for this method on this task. A file that names its task stands for
-    itself, so that the config.toml of a run repeats that run exactly: then there are none.
+    The presets are the task's, and the one for this method on this task (for a pair, that of the method which it is or
+    is a part of). A file that names its task stands for itself, so that the config.toml of a run repeats that run
+    exactly: then there are none.
     """
     refuse_keys(("task",), pairs, "--set")
     file = _config(config) if config is not None else {}
@@ -34,6 +35,10 @@ def layers_of(
         return [{}, file, *above]
     name = task or Experiment.task
     method = next((layer["method"] for layer in reversed([file, *above]) if "method" in layer), Experiment.method)
+    if isinstance(method, str) and "+" in method:
+        from whalefl.federation.methods import named_like
+
+        method = named_like(method)
     return [merged(preset(name), preset(f"{name}/{method}")), file, {"task": name}, *above]
 
 

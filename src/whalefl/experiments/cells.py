@@ -101,15 +101,7 @@ class Run:
 
 @cache
 def run_of(cell: Cell, seed: int) -> Run:
-    """A cell with one of its seeds. A sweep that sets what is set anyway is the run without it."""
-    experiment = _composed(cell, seed)
-    need = cell.need
-    if need is not None and need.kind == "threshold" and need.factor == 1 and experiment == _composed(need.of, seed):
-        need = None
-    return Run(experiment, need)
-
-
-def _composed(cell: Cell, seed: int) -> Experiment:
+    """A cell with one of its seeds."""
     task = cell.setting.task
     own: Values = {
         "task": task,
@@ -122,7 +114,7 @@ def _composed(cell: Cell, seed: int) -> Experiment:
     if cell.setting.sigma is not None:
         own["partition"] = {"sigma": cell.setting.sigma}
     layers = [preset(task), preset("paper"), preset(f"{task}/{cell.like or cell.method}"), own]
-    return compose([*layers, *(layer(key, value) for key, value in cell.overrides)])
+    return Run(compose([*layers, *(layer(key, value) for key, value in cell.overrides)]), cell.need)
 
 
 def layer(key: str, value: Any) -> Values:

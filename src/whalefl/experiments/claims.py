@@ -11,21 +11,36 @@ from whalefl.experiments.catalogue import SWEEPS, ablation_cells, cells_of, weat
 from whalefl.experiments.cells import Cell
 from whalefl.experiments.paper import (
     FINAL_ACCURACY,
+    HOURS,
     SPEEDUP_OVER_FEDAVG,
     SPEEDUP_OVER_FEDAVG_BY_SIGMA,
     SPEEDUP_OVER_PEER,
 )
-from whalefl.experiments.protocol import CIFAR10, LABELS, MNIST, MNIST_5, MNIST_10, PAIRS, SIGMAS, TASKS, WIKITEXT2
+from whalefl.experiments.protocol import (
+    CIFAR10,
+    LABELS,
+    MNIST,
+    MNIST_5,
+    MNIST_10,
+    PAIRS,
+    SEVEN,
+    SIGMAS,
+    TASKS,
+    WIKITEXT2,
+    Setting,
+)
 from whalefl.experiments.reading import main_cell
 from whalefl.experiments.store import Store
 from whalefl.experiments.verdicts import (
     MARGIN,
+    WARM_UP,
     AheadEarly,
     Better,
     FasterWhereMore,
     Finding,
     FollowsFisher,
     LongerThan,
+    Smaller,
     SmallLargeSmall,
     Sooner,
     SoonerAndNoWorse,
@@ -77,8 +92,10 @@ def _speed_claims() -> Iterator[Claim]:
     section = "Latency (Tables 1 and 3, figure task_perf)"
     for task, where, (whale, fedavg) in _places("whale", "fedavg"):
         paper = SPEEDUP_OVER_FEDAVG[task]
-        sentence = "WHALE reaches the target sooner than FedAvg"
-        yield Claim(section, sentence, f"{paper:.1f}x", where, Sooner(whale, fedavg, paper))
+        shown = f"{paper:.1f}x"
+        if task == MNIST.task:
+            shown += f" (Table 3: {SPEEDUP_OVER_FEDAVG_BY_SIGMA[2]['whale']:.2f}x)"
+        yield Claim(section, "WHALE reaches the target sooner than FedAvg", shown, where, Sooner(whale, fedavg, paper))
     for method, peer in PAIRS:
         for task, where, (adaptive, fixed) in _places(method, peer):
             paper = SPEEDUP_OVER_PEER[task][method]
@@ -160,6 +177,8 @@ def _sensitivity_claims() -> Iterator[Claim]:
             ("D 1 makes accuracy fluctuate more than D 10", Unsteadier(short, window)),
             ("D 10 converges sooner than D 1", Sooner(window, short)),
             ("D 10 converges sooner than D 20", Sooner(window, long)),
+            ("a high U_th makes devices choose smaller slices than a medium one", Smaller(high, medium)),
+            ("a low U_th makes devices choose larger slices than a medium one", Smaller(medium, low)),
             ("a high U_th is ahead of a medium one early on", AheadEarly(high, medium)),
             ("a high U_th ends at a lower accuracy than a medium one", Better(medium, high)),
             ("a low U_th converges slower than a medium one", Sooner(medium, low)),
@@ -171,35 +190,36 @@ def _sensitivity_claims() -> Iterator[Claim]:
 
 def _heterogeneity_claims() -> Iterator[Claim]:
     section = "Data heterogeneity (Table 3)"
-    for method in ("fedavg", "heterofl", "whale"):
+    for method in SEVEN:
         for more, less in ((MNIST, MNIST_5), (MNIST_5, MNIST_10)):
+            paper = HOURS[more.sigma or 0][method] / HOURS[less.sigma or 0][method]
             yield Claim(
                 section,
                 f"(i) {LABELS[method]} takes longer with sigma {more.sigma} to {100 * more.target:.0f} % than with "
                 f"sigma {less.sigma} to {100 * less.target:.0f} %",
-                "",
+                f"{paper:.2f}x",
                 "CNN@MNIST",
                 LongerThan(main_cell(more, method), main_cell(less, method)),
             )
     for setting in SIGMAS:
-        for method, peer in PAIRS:
-            numbers = SPEEDUP_OVER_FEDAVG_BY_SIGMA[setting.sigma or 0]
-            yield Claim(
-                section,
-                f"(ii) {LABELS[method]} reaches the target sooner than {LABELS[peer]}",
-                f"{numbers[method] / numbers[peer]:.2f}x",
-                f"CNN@MNIST, sigma {setting.sigma}",
-                Sooner(main_cell(setting, method), main_cell(setting, peer), numbers[method] / numbers[peer]),
-            )
-        for method, _ in PAIRS:
-            paper = SPEEDUP_OVER_FEDAVG_BY_SIGMA[setting.sigma or 0][method]
-            yield Claim(
-                section,
-                f"(ii) {LABELS[method]} reaches the target sooner than FedAvg",
-                f"{paper:.2f}x",
-                f"CNN@MNIST, sigma {setting.sigma}",
-                Sooner(main_cell(setting, method), main_cell(setting, "fedavg"), paper),
-            )
+        numbers = SPEEDUP_OVER_FEDAVG_BY_SIGMA[setting.sigma or 0]
+        # What adapting gains over the fixed peers at sigma 2, and WHALE over FedAvg, stands under latency.
+        if setting is not MNIST:
+            for method, peer in PAIRS:
+                yield _sooner_at(setting, method, peer, numbers[method] / numbers[peer])
+        for method in SEVEN:
+            if method != "fedavg" and (setting, method) != (MNIST, "whale"):
+                yield _sooner_at(setting, method, "fedavg", numbers[method])
+
+
+def _sooner_at(setting: Setting, method: str, reference: str, paper: float) -> Claim:
+    return Claim(
+        "Data heterogeneity (Table 3)",
+        f"(ii) {LABELS[method]} reaches the target sooner than {LABELS[reference]}",
+        f"{paper:.2f}x",
+        f"CNN@MNIST, sigma {setting.sigma}",
+        Sooner(main_cell(setting, method), main_cell(setting, reference), paper),
+    )
 
 
 def _theorem_claims() -> Iterator[Claim]:
@@ -225,10 +245,14 @@ lies above 1 and refuted if it lies below; where some runs never reached the tar
 decides only in its own direction. An accuracy is higher if the interval of the paired difference lies above 0, and
 "not sacrificed" if it lies above -{100 * MARGIN:.0f} point. "Early on" compares accuracies averaged over the first
 tenth of the horizon. Small early, large in the middle, small late: the share of parameters trained in the middle third
-of the virtual time is above that of the first and of the last third. Size follows Fisher information if their rank
-correlation over time is above 0; convergence follows coverage if, over the seven methods, the rank correlation with
-fewer rounds to the target is above 0. Everything else is not decidable; one seed or two decide nothing. After a
-speed-up, "less", "more" or "compatible" says where our interval lies against the paper's figure.
+of the virtual time is above that of the first and of the last third. Size follows Fisher information if the rank
+correlation over time between the share trained and the Fisher information of the D rounds before is above 0;
+convergence follows coverage if, over the seven methods and without the {WARM_UP} rounds in which adaptive devices warm
+up, the rank correlation with fewer rounds to the target is above 0 (and the methods differ in it). Everything else is
+not decidable: one seed or two decide nothing, nor do ratios of some seeds where in others neither run reached the
+target. Of three seeds an interval is their range, and one in four claims that are neither true nor false would get a
+verdict: read those with care. After a speed-up, "less", "more" or "compatible" says where our interval lies against the
+paper's figure; figures of the paper that are ratios of two of its numbers are our division.
 """
 
 

@@ -153,11 +153,16 @@ def fisher_curve(run: Finished, column: str) -> Curve:
     return [t for t, _ in known], [v for _, v in known]
 
 
+def shares_by_round(run: Finished, kind: str | None) -> list[float | None]:
+    """The mean share of the parameters (%) that a kind of device trained in every round; None where it sat out."""
+    shares = [[100 * d["share"] for d in r["devices"] if kind in (None, d["kind"])] for r in run.records()]
+    return [sum(own) / len(own) if own else None for own in shares]
+
+
 def share_curve(run: Finished, kind: str | None, smooth: int = 10) -> Curve:
     """Hours and the mean share of the parameters that a kind of device trained, over so many rounds at a time."""
-    records = run.records()
-    shares = [[100 * d["share"] for d in r["devices"] if kind in (None, d["kind"])] for r in records]
-    known = [(r["time_s"] / 3600, sum(s) / len(s)) for r, s in zip(records, shares, strict=True) if s]
+    shares = zip(run.compact["time_s"], shares_by_round(run, kind), strict=True)
+    known = [(time_s / 3600, share) for time_s, share in shares if share is not None]
     values = np.array([value for _, value in known])
     width = min(smooth, len(values))
     kernel = np.ones(width)

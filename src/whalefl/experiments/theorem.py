@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
@@ -47,6 +47,12 @@ def mean_regions(runs: Sequence[Finished]) -> float:
     return mean(mean(regions(run)) for run in runs)
 
 
-def mean_coverage(runs: Sequence[Finished], key: str) -> float:
-    """A quantity of the coverage, mean over rounds and seeds."""
-    return float(mean(mean(run.compact["coverage"][key]) for run in runs))
+def mean_coverage(runs: Sequence[Finished], key: str, first: int = 1) -> float:
+    """A quantity of the coverage, mean over seeds and over rounds from the `first` on."""
+    return float(mean(mean(_from(first, run.compact["coverage"], key)) for run in runs))
+
+
+def _from(first: int, coverage: Mapping[str, Sequence[float]], key: str) -> Sequence[float]:
+    """The values of the stretches that end in that round or later; of a run that ended before, the last one."""
+    later = [value for end, value in zip(coverage["round"], coverage[key], strict=True) if end >= first]
+    return later or coverage[key][-1:]

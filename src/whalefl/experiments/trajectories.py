@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 from statistics import mean
 
 import numpy as np
 
 from whalefl.experiments.cells import Cell
-from whalefl.experiments.pictures import fisher_curve, share_curve
+from whalefl.experiments.pictures import share_curve, shares_by_round
 from whalefl.experiments.reading import metric_of
 from whalefl.experiments.store import Finished, Store
 from whalefl.experiments.tables import NONE, NOT_RUN
@@ -71,18 +72,26 @@ def shares_by_third(run: Finished, kind: str | None = None) -> tuple[float, floa
 
 
 def correlation(runs: Sequence[Finished], kind: str | None, column: str) -> Mean | None:
-    """The rank correlation over time between Fisher information and the share trained in the same rounds."""
-    found = []
-    for run in runs:
-        if run.compact["fisher"] is None:
-            continue
-        times, values = fisher_curve(run, column)
-        share_times, shares = share_curve(run, kind)
-        at = np.searchsorted(share_times, times, side="right") - 1
-        value = rank_correlation(values, list(np.asarray(shares)[at]))
-        if value is not None:
-            found.append(value)
-    return mean_of(found)
+    """The rank correlation over time between the share trained and the Fisher information it was chosen from."""
+    pairs = [sizes_and_reasons(run, kind, column) for run in runs if run.compact["fisher"] is not None]
+    found = [rank_correlation(sizes, reasons) for sizes, reasons in pairs]
+    return mean_of([value for value in found if value is not None])
+
+
+def sizes_and_reasons(run: Finished, kind: str | None, column: str) -> tuple[list[float], list[float]]:
+    """The mean share trained in every stretch of rounds, and the root mean square of the Fisher information of the D
+    rounds before it: what training efficiency is made of."""
+    fisher, shares = run.compact["fisher"], shares_by_round(run, kind)
+    ends, values = fisher["round"], fisher[column]
+    width = max(1, round(run.run.experiment.whale.window * len(ends) / run.compact["rounds"]))
+    sizes, reasons = [], []
+    for place in range(1, len(ends)):
+        own = [share for share in shares[ends[place - 1] : ends[place]] if share is not None]
+        before = [value for value in values[max(0, place - width) : place] if value is not None]
+        if own and before:
+            sizes.append(mean(own))
+            reasons.append(sqrt(mean(value**2 for value in before)))
+    return sizes, reasons
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:

@@ -10,7 +10,7 @@ from statistics import mean
 from whalefl.config import Values, merged
 from whalefl.experiments.cells import Cell, Overrides, Table, layer, run_of
 from whalefl.experiments.protocol import FIRST_TUNING_SEED, LABELS, SEVEN, Setting
-from whalefl.experiments.reading import TUNING_SEEDS, second_target, tuning_setting
+from whalefl.experiments.reading import TUNING_SEEDS, metric_of, second_target, tuning_setting
 from whalefl.experiments.store import Store
 from whalefl.experiments.tables import NOT_RUN
 from whalefl.federation.methods import METHODS
@@ -127,7 +127,8 @@ def trial(store: Store, cell: Cell) -> Trial | None:
     found = [run for seed in cell.all_seeds if (run := store.find(run_of(cell, seed))) is not None]
     if not found:
         return None
-    runs = tuple(run.summary(cell.setting.target) for run in found if run.usable)
+    metric = metric_of(store, cell.setting)
+    runs = tuple(run.summary(cell.setting.target, metric) for run in found if run.usable)
     diverged = sum(run.diverged for run in found)
     adaptive = METHODS[cell.method][1] == "whale"
     in_disguise = adaptive and bool(runs) and mean(run.mean_share for run in runs) > MOST_SHARE

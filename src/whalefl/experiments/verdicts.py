@@ -43,8 +43,11 @@ def side(interval: Interval | None, bound: float) -> str:
 
 
 def speedup_side(found: Speedup) -> str:
-    """Above 1 is confirmed; a lower bound cannot refute, an upper bound cannot confirm, and both decide nothing."""
-    if found.value is None:
+    """Above 1 is confirmed; a lower bound cannot refute, an upper bound cannot confirm, and both decide nothing.
+
+    Nor do pairs chosen by their outcome: where some seeds have none, since neither run reached the target.
+    """
+    if found.value is None or found.pairs < found.seeds:
         return UNDECIDED
     verdict = side(found.interval, 1.0)
     allowed = {"": (CONFIRMED, REFUTED), "≥": (CONFIRMED,), "≤": (REFUTED,)}.get(found.value.sign, ())
@@ -75,6 +78,8 @@ class Sooner:
     def _beside(self, found: Speedup) -> str:
         if self.paper is None or found.interval is None or found.value is None or found.value.sign:
             return ""
+        if found.pairs < found.seeds:
+            return f", of {found.pairs} of {found.seeds} seeds"
         low, high = found.interval
         return ", less" if high < self.paper else ", more" if low > self.paper else ", compatible"
 
@@ -192,6 +197,21 @@ class Unsteadier:
 
 
 @dataclass(frozen=True)
+class Smaller:
+    """The cell's devices train less of the model than the reference's, mean over devices and rounds, seeds paired."""
+
+    cell: Cell
+    reference: Cell
+
+    def find(self, store: Store) -> Finding:
+        ours, theirs = (summaries(store, cell) for cell in (self.cell, self.reference))
+        found = mean_of([theirs[seed].mean_share - ours[seed].mean_share for seed in ours if seed in theirs])
+        if found is None:
+            return MISSING
+        return Finding(f"{_points(found)} of the model less", side(found.interval, 0.0))
+
+
+@dataclass(frozen=True)
 class LongerThan:
     """A method takes longer to its target in one setting than in another, seeds paired."""
 
@@ -203,12 +223,20 @@ class LongerThan:
         return MISSING if found is None else Finding(speedup_text(found), speedup_side(found))
 
 
+WARM_UP = 2
+"""In so many rounds adaptive devices have nothing to choose by yet, and all train the smallest slice."""
+
+ALIKE = 0.01
+"""Methods that leave shares of the model untouched which differ by less are not told apart by them."""
+
+
 @dataclass(frozen=True)
 class FasterWhereMore:
     """Over methods, the more of a quantity of the coverage, the fewer rounds to the target: a rank correlation.
 
-    It is taken for every seed over the methods that have it, and its sign is turned for `untouched`, so that above 0
-    is what the theorem suggests. Runs that never reached the target count as many rounds as they had.
+    It is taken for every seed over the methods that have it, without the rounds in which adaptive methods warm up, and
+    its sign is turned for `untouched`, so that above 0 is what the theorem suggests. Runs that never reached the target
+    count as many rounds as they had; seeds of which a run diverged do not count.
     """
 
     cells: tuple[Cell, ...]
@@ -219,17 +247,22 @@ class FasterWhereMore:
         found = [summaries(store, cell) for cell in self.cells]
         seeds = sorted(set.intersection(*(set(by_seed) for by_seed in runs)))
         sign = 1 if self.key == "untouched" else -1
-        values = []
+        values, spreads = [], []
         for seed in seeds:
-            amounts = [mean_coverage([by_seed[seed]], self.key) for by_seed in runs]
-            rounds = [spent(by_seed[seed], "rounds") for by_seed in found]
-            value = rank_correlation(amounts, rounds)
+            if any(by_seed[seed].diverged for by_seed in runs):
+                continue
+            amounts = [mean_coverage([by_seed[seed]], self.key, WARM_UP + 1) for by_seed in runs]
+            value = rank_correlation(amounts, [spent(by_seed[seed], "rounds") for by_seed in found])
             if value is not None:
                 values.append(sign * value)
+                spreads.append(max(amounts) - min(amounts))
         total = mean_of(values)
         if total is None:
             return MISSING
-        return Finding(f"{total.value:+.2f}{_ends(total.interval, '+.2f')}", side(total.interval, 0.0))
+        figure = f"{total.value:+.2f}{_ends(total.interval, '+.2f')}"
+        if self.key == "untouched" and max(spreads) < ALIKE:
+            return Finding(f"{figure}, but methods differ by {100 * max(spreads):.2f} % of the model", UNDECIDED)
+        return Finding(figure, side(total.interval, 0.0))
 
 
 def _points(found: Mean) -> str:

@@ -49,6 +49,8 @@ class PlainEngine:
 
     def __init__(self, task: Task, training: Training, precision: Precision = "fp32", largest: int = LARGEST) -> None:
         self.task, self.training, self.precision, self.largest = task, training, precision, largest
+        if task.train.inputs.is_cuda:
+            use_precision(precision)
         self._stacks: dict[Key, Stack] = {}
 
     def close(self) -> None:
@@ -89,7 +91,8 @@ def whole_model(task: Task) -> nn.Module:
 
 
 def use_precision(precision: Precision) -> None:
-    """Let matrix products and convolutions round their inputs to tf32, or not."""
+    """Let a GPU's matrix products and convolutions round their inputs to tf32, or not; the latter by the fastest of
+    its algorithms."""
     torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
     torch.backends.cudnn.benchmark = True

@@ -42,6 +42,13 @@ def check_method(name: str) -> tuple[str, str]:
     return extraction, policy
 
 
+def named_like(method: str) -> str:
+    """The one of METHODS whose presets a method takes over: with its extraction, and the policy it is a part of."""
+    extraction, policy = check_method(method)
+    whole = "whale" if policy in ("whale-se", "whale-te") else policy
+    return next((name for name, pair in METHODS.items() if pair == (extraction, whole)), method)
+
+
 def make_method(name: str, whale: Whale | None = None, seed: int = 0, replay: ReplaySettings | None = None) -> Method:
     """The method called `name`; `whale` sets the adaptive policies, `replay` the replayed one, `seed` what is drawn."""
     extraction, policy = check_method(name)

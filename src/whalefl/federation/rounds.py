@@ -138,9 +138,14 @@ def _in_time(federation: Federation, state: State, assignments: tuple[Assignment
     wanted = max(1, ceil(federation.wait_for * len(assignments) - 1e-9))
     if wanted >= len(assignments):
         return assignments
-    by_delay = sorted(assignments, key=lambda assignment: _true_delay(federation, state, assignment).total_s)
-    done = {assignment.member.device.index for assignment in by_delay[:wanted]}
+    ends = {a.member.device.index: _seconds(a, _true_delay(federation, state, a)) for a in assignments}
+    done = set(sorted(ends, key=lambda device: ends[device])[:wanted])
     return tuple(assignment for assignment in assignments if assignment.member.device.index in done)
+
+
+def _seconds(assignment: Assignment, delay: Delay) -> float:
+    """How long a device's round lasts."""
+    return delay.total_s + assignment.member.device.overhead_s
 
 
 def selected(federation: Federation, number: int) -> Sequence[Member]:
@@ -240,8 +245,8 @@ def _augment_draws(
 def _fisher_draws(federation: Federation, number: int, member: Member) -> tuple[tuple[int, ...], NDArray[np.float32]]:
     """On which mini-batches Fisher information is measured, and the chance with which labels are drawn there.
 
-    The mini-batches are drawn too, the same for all devices of a round, so that measuring fewer of them changes the
-    expected mean in nothing.
+    The mini-batches are drawn too, the same for all devices that train on as many, so that measuring fewer of them
+    changes the expected mean in nothing.
     """
     predictions = (federation.training.batch, *federation.task.train.targets.shape[1:])
     if not federation.method.policy.needs_fisher:
@@ -268,8 +273,7 @@ def close_round(
         delay = _true_delay(federation, state, assignment)
         reports.append(_report(federation, assignment, delay, by_device[index]))
         devices[index] = _learnt(federation, devices[index], assignment, delay, by_device[index])
-    overheads = [assignment.member.device.overhead_s for assignment in opened.assignments]
-    round_s = max(report.true.total_s + extra for report, extra in zip(reports, overheads, strict=True))
+    round_s = max(_seconds(a, report.true) for a, report in zip(opened.assignments, reports, strict=True))
     moved = replace(state, devices=tuple(devices), memory=opened.memory, reports=tuple(reports))
     return average_round(federation, moved, opened.announcement, sums, round_s)
 

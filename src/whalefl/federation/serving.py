@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whalefl.federation.evaluation import batch_norms, evaluate
+from whalefl.federation.stacks import resident
 from whalefl.subnet.plans import Prefix
 from whalefl.subnet.slicing import Weights, cut
 from whalefl.tasks.task import Shape, Task
@@ -44,7 +45,7 @@ def serve_levels(
     for level in ladder:
         width = ladder.width(level)
         plan = Prefix().plan(task.axes, width, 0, 0, 0)
-        model = task.build(Shape.of(plan, width)).to(task.train.inputs.device)
+        model = resident(task.build(Shape.of(plan, width)), task.train.inputs.device)
         score = evaluate(task, model, cut(task.axes, weights, plan), calibration)
         count = task.axes.slice_count(plan)
         served.append(ServedLevel(level, width, count, nested, score.accuracy, score.loss, score.more))

@@ -87,6 +87,9 @@ def simulate(
 ) -> Iterator[Round]:
     """Train a task with a method over a fleet; yields every round as it ends. What is wrong is said at once."""
     settings, seeds = settings or Settings(), seeds or Seeds()
+    if engine is not None:  # which was given the task as it is, and would train on examples that are held out
+        on = settings.evaluation.on
+        require(on == "test", "evaluation.on", on, "'test' where an engine is given")
     federation = assemble(task, method, fleet or Fleet(), weather or Weather(), settings, seeds)
     return rounds_of(federation, settings, engine or PlainEngine(federation.task, settings.training))
 

@@ -103,7 +103,8 @@ def gradients(loss: Tensor, weights: Sequence[Tensor], retain: bool = False) -> 
 
 
 def has_dropout(model: nn.Module) -> bool:
-    """Whether the model behaves differently in training than in evaluation."""
+    """Whether the model has layers of dropout. (Dropout called as a function is not seen: such a model is measured as
+    it is trained.)"""
     return any(isinstance(module, _DropoutNd) and module.p > 0 for module in model.modules())
 
 

@@ -51,8 +51,7 @@ def level_cost(task: Task, level: int, width: float) -> LevelCost:
             kept[storage._cdata] = storage.nbytes()
         return tensor
 
-    samples = 2  # batch statistics need more than one
-    inputs = task.prepare(task.train.inputs[:1]).to("meta").repeat(samples, *[1] * (task.train.inputs.ndim - 1))
+    inputs = made_up_inputs(task)
     with FlopCounterMode(display=False) as counter, saved_tensors_hooks(note, lambda tensor: tensor):
         logits = model(inputs).flatten(0, -2)
         loss = F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64, device="meta"))
@@ -60,6 +59,12 @@ def level_cost(task: Task, level: int, width: float) -> LevelCost:
     return LevelCost(
         level=level,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        flops=counter.get_total_flops() / samples,
-        activation_bytes=sum(kept.values()) / samples,
+        flops=counter.get_total_flops() / len(inputs),
+        activation_bytes=sum(kept.values()) / len(inputs),
     )
+
+
+def made_up_inputs(task: Task) -> Tensor:
+    """Inputs as a model gets them, without any content: two, since batch statistics need more than one."""
+    one = task.prepare(task.train.inputs[:1]).to("meta")
+    return one.repeat(2, *[1] * (one.ndim - 1))

@@ -57,21 +57,19 @@ def joined(around: Tensor, shape: torch.Size) -> Tensor:
     """For every pixel the sum over the patches it is part of: the transpose of `patches`."""
     images, channels, height, width = shape
     parts = around.view(images, height, width, 3, 3, channels)
-    total = parts[..., 1, 1, :].clone()
+    total = parts[..., 1, 1, :].to(torch.float32, copy=True)  # rounded to bf16 once, not with every patch
     for here, there, row, column in _outer_taps():
         total[there] += parts[(*here, row, column)]
-    return total.flatten(0, 2)
+    return total.flatten(0, 2).to(around.dtype)
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right.t(), of matrices on a processor by oneDNN where torch has it: for float32 torch itself takes MKL,
-    which on some processors uses only half of the vector unit."""
-    if left.is_cpu and left.dtype in _BY_ONEDNN and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    """left @ right.t(), of float32 matrices on a processor by oneDNN where torch has it: torch itself takes MKL for
+    them, which on some processors uses only half of the vector unit."""
+    if left.is_cpu and left.dtype == torch.float32 and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")  # type: ignore[no-any-return]
     return left @ right.t()
 
-
-_BY_ONEDNN = (torch.float32, torch.bfloat16)
 
 Region = tuple[slice, slice, slice]
 
