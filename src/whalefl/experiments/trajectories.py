@@ -34,7 +34,7 @@ class TrajectoryTable:
             "share early",
             "share in the middle",
             "share late",
-            "rank correlation of size with the trace",
+            "rank correlation of size with the trace of the D rounds before",
             "with the trace of the smallest slice",
             "mean step of accuracy from round to round (points)",
         )
