@@ -94,7 +94,9 @@ class CNN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = side_by_side(x, self.copies)
         if x.ndim == 3:
-            x = x.unsqueeze(2).contiguous(memory_format=torch.channels_last)
+            x = x.unsqueeze(2)
+            if x.is_cpu:
+                x = x.contiguous(memory_format=torch.channels_last)
         return self.classifier(_averaged(self.blocks(x)))  # type: ignore[no-any-return]
 
 
