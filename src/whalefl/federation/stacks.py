@@ -198,7 +198,8 @@ def resident(model: nn.Module, place: torch.device) -> nn.Module:
     model = model.to(place)
     for parameter in model.parameters():
         if parameter.ndim == 4:
-            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+            # `contiguous` would leave weights of one channel as they are, and results would have their channels first.
+            parameter.data = parameter.data.to(memory_format=torch.channels_last)
     return model
 
 
