@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tomli_w
 
-from whalefl.experiments.catalogue import TUNED
+from whalefl.experiments.additions import TUNED
 from whalefl.experiments.protocol import LABELS, SEVEN
 from whalefl.experiments.store import Store
 from whalefl.experiments.tuning import preset_of, winner

@@ -14,31 +14,23 @@ import pytest
 from whalefl.cli.reproduce import Options, reproduce_study
 from whalefl.config import Experiment, to_toml
 from whalefl.errors import WhaleflError
+from whalefl.experiments.additions import CONTROL_CELLS
 from whalefl.experiments.carrying import Place, carry_out_all, resolved
-from whalefl.experiments.catalogue import (
-    CONTROL_CELLS,
-    REPORTED,
-    STUDIES,
-    SWEEPS,
-    TABLE1,
-    TABLE3,
-    Accuracies,
-    CoverageCurves,
-    FisherAndSize,
-    Hours,
-    Panel,
-    Study,
-)
+from whalefl.experiments.catalogue import REPORTED, STUDIES
 from whalefl.experiments.cells import Cell, Need, Run, run_of, settings_of
 from whalefl.experiments.claims import claims, claims_page
 from whalefl.experiments.costs import Costs, guessed_seconds, measured_costs
 from whalefl.experiments.headline import headline
 from whalefl.experiments.pages import write_page
+from whalefl.experiments.pictures import Accuracies, CoverageCurves, FisherAndSize, Panel
 from whalefl.experiments.plan import Entry, Request, plan
 from whalefl.experiments.protocol import MNIST, MOST_ROUNDS, SEVEN, SIGMAS, TASKS, Setting
+from whalefl.experiments.published import SWEEPS, TABLE1, TABLE3
 from whalefl.experiments.reading import main_cell, tuned_reference
 from whalefl.experiments.status import write_status
 from whalefl.experiments.store import Store
+from whalefl.experiments.studies import Study
+from whalefl.experiments.tables import Hours
 from whalefl.experiments.theorem import CoverageTable
 from whalefl.experiments.trajectories import TrajectoryTable
 from whalefl.experiments.tuning import method_cells, tuning_cells, with_all_seeds
@@ -106,7 +98,7 @@ def test_no_default_changes_under_finished_runs() -> None:
 def test_names_are_the_same_in_another_process() -> None:
     script = (
         "from whalefl.experiments.cells import run_of\n"
-        "from whalefl.experiments.catalogue import CONTROL_CELLS\n"
+        "from whalefl.experiments.additions import CONTROL_CELLS\n"
         "print(run_of(CONTROL_CELLS[0], 2).name)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

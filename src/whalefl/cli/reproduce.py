@@ -12,7 +12,7 @@ from whalefl.cli.options import repeating_command, words
 from whalefl.cli.progress import progress_of
 from whalefl.errors import require, require_one_of
 from whalefl.experiments.carrying import Place, carry_out_all
-from whalefl.experiments.catalogue import REPORTED, STUDIES, Study
+from whalefl.experiments.catalogue import REPORTED, STUDIES
 from whalefl.experiments.claims import write_claims
 from whalefl.experiments.costs import Costs, measured_costs
 from whalefl.experiments.headline import write_headline
@@ -21,6 +21,7 @@ from whalefl.experiments.plan import Entry, Request, missing, plan
 from whalefl.experiments.protocol import TASKS
 from whalefl.experiments.status import write_status
 from whalefl.experiments.store import Store
+from whalefl.experiments.studies import Study
 from whalefl.federation.methods import METHODS
 
 ALL = "all"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from whalefl.experiments.catalogue import SWEEPS, ablation_cells, cells_of, weather_cell
+from whalefl.experiments.additions import weather_cell
 from whalefl.experiments.cells import Cell
 from whalefl.experiments.paper import (
     FINAL_ACCURACY,
@@ -29,8 +29,10 @@ from whalefl.experiments.protocol import (
     WIKITEXT2,
     Setting,
 )
+from whalefl.experiments.published import SWEEPS, ablation_cells
 from whalefl.experiments.reading import main_cell
 from whalefl.experiments.store import Store
+from whalefl.experiments.studies import cells_of
 from whalefl.experiments.verdicts import (
     MARGIN,
     WARM_UP,

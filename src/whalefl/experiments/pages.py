@@ -7,10 +7,10 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from whalefl.experiments.catalogue import Study
 from whalefl.experiments.plan import Entry
 from whalefl.experiments.reading import metric_of
 from whalefl.experiments.store import Finished, Store
+from whalefl.experiments.studies import Study
 from whalefl.markdown import grid
 from whalefl.runs import write_atomic
 
