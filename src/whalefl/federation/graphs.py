@@ -4,14 +4,14 @@ Every device of a round trains in a slot: a stack of one whose step was recorded
 same shape are interchangeable, so any mix of levels is a choice of slots; and slots replay on streams of their own, so
 the small kernels of many devices overlap. (Stacks of several, which help a processor, do not help here: grouped
 convolutions take longer than the single ones side by side.) The weights of a slot lie in one flat buffer, so that a
-slice comes and goes in one operation. What a round needs is copied in before it starts and read back once when it
-ends; in between the processor only starts replays.
+slice comes and goes in one operation. What a slot needs is copied in on its own stream just before its first replay,
+while others train, and read back once when all have ended.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate
@@ -32,10 +32,12 @@ from whalefl.federation.training import Training
 from whalefl.subnet.aggregation import Contribution, PartialSums, by_plan, counting_mask, join_flat
 from whalefl.subnet.axes import Axes, Plan
 from whalefl.subnet.slicing import Weights, plan_key
+from whalefl.tasks.layers import fuse
 from whalefl.tasks.task import Shape, Task
 
 _STREAMS = 20
 _MOST_SHARES = 10_000
+_CONVOLUTIONS = (3, 4)  # dimensions of their weights
 
 Placed = Sequence[tuple["Slot", Order]]
 
@@ -62,8 +64,8 @@ class GraphEngine:
         # The widest take longest, so they start first.
         placed = self._place(sorted(orders, key=lambda order: (order.level, order.device)))
         torch.cuda.manual_seed(orders[0].noise_seed)  # one source of noise for all slots, in no order of theirs
-        batches = list(self._load(weights, placed))
-        self._replay(placed)
+        batches = self._aimed(placed)
+        self._replay(placed, join_flat(self.task.axes, weights), batches)
         sums = self._collect(batches, placed)
         room = max(slot.stack.results.shape[-1] for slot, _ in placed)
         padded = [pad(slot.stack.results, (0, room - slot.stack.results.shape[-1])) for slot, _ in placed]
@@ -93,17 +95,14 @@ class GraphEngine:
             taken[key] += 1
         return placed
 
-    def _load(self, weights: Weights, placed: Placed) -> Iterator[Nested]:
-        """Copy slices and orders in; whatever the sums will need is sent along, since sending later would wait."""
-        whole = join_flat(self.task.axes, weights)
+    def _aimed(self, placed: Placed) -> list[Nested]:
+        """Slots with the same slice together; whatever their sums will need is sent now, since later it would wait."""
+        batches = []
         for places in by_plan(self.task.axes, [order.contribution for _, order in placed]):
             members = [placed[place] for place in places]
             first, order = members[0]
-            nested = Nested([slot for slot, _ in members], first.aim(order.plan), self._shares(members))
-            for slot, order in members:
-                torch.index_select(whole, 0, nested.position, out=slot.flat)
-                slot.stack.begin([order])
-            yield nested
+            batches.append(Nested(places, [slot for slot, _ in members], first.aim(order.plan), self._shares(members)))
+        return batches
 
     def _shares(self, members: Placed) -> dict[str, Tensor]:
         """By how much each device's rows of a parameter count, where that is not 1 for all of them."""
@@ -127,7 +126,9 @@ class GraphEngine:
             self._known_shares[key] = (rows * contribution.weight).to(self.place)
         return self._known_shares[key]
 
-    def _replay(self, placed: Placed) -> None:
+    def _replay(self, placed: Placed, whole: Tensor, batches: Sequence[Nested]) -> None:
+        """Load every slot with its part of the whole model and train it, each on a stream of its own."""
+        positions = {place: nested.position for nested in batches for place in nested.places}
         main = torch.cuda.current_stream()
         for stream in self._streams:
             stream.wait_stream(main)
@@ -135,6 +136,9 @@ class GraphEngine:
             for number, (slot, order) in enumerate(placed):
                 if step < len(order.batches):
                     torch.cuda.set_stream(self._streams[number % _STREAMS])
+                    if step == 0:
+                        torch.index_select(whole, 0, positions[number], out=slot.flat)
+                        slot.stack.begin([order])
                     slot.replay(measured=step in order.fisher_steps)
         torch.cuda.set_stream(main)
         for stream in self._streams:
@@ -157,8 +161,9 @@ class GraphEngine:
 
 @dataclass(frozen=True, eq=False)
 class Nested:
-    """Slots that train the same slice: where it lies in the model, and how their rows count."""
+    """Slots that train the same slice: their places in the round, where it lies in the model, how their rows count."""
 
+    places: Sequence[int]
     slots: Sequence[Slot]
     position: Tensor
     shares: Mapping[str, Tensor]
@@ -166,7 +171,7 @@ class Nested:
 
 def _rows(tensor: Tensor) -> Tensor:
     """A convolution's weights with their channels last, which is how the GPU's matrix units want them."""
-    return tensor.permute(0, 2, 3, 1) if tensor.ndim == 4 else tensor
+    return tensor.movedim(1, -1) if tensor.ndim in _CONVOLUTIONS else tensor
 
 
 class Slot:
@@ -177,6 +182,7 @@ class Slot:
 
     def __init__(self, task: Task, training: Training, precision: Precision, order: Order) -> None:
         model = task.build(Shape.of(order.plan, order.width)).to(task.train.inputs.device)
+        fuse(model)
         self.flat = torch.cat([_rows(p.detach()).flatten() for p in model.parameters()])
         self.spans = self._move(model)
         self.stack = Stack(task, training, order, 1, precision, model)
@@ -195,7 +201,7 @@ class Slot:
         for name, parameter in model.named_parameters():
             stop, shape = start + parameter.numel(), _rows(parameter).shape
             view = self.flat[start:stop].view(shape)
-            parameter.data = view.permute(0, 3, 1, 2) if view.ndim == 4 else view
+            parameter.data = view.movedim(-1, 1) if view.ndim in _CONVOLUTIONS else view
             spans[name] = (start, stop, shape)
             start = stop
         return spans

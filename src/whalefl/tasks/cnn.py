@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -12,22 +11,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whalefl.subnet.axes import Axes, Part
-from whalefl.tasks.layers import Classifier, Norm, norm, side_by_side
+from whalefl.tasks.layers import Classifier, Norm, StaticBatchNorm, norm, norm_pool_relu, side_by_side
 from whalefl.tasks.products import convolve_grey, convolve_tiny
 from whalefl.tasks.task import Shape
 
 _TINY = 16  # pixels
 
 Dims = Literal[1, 2]
-Pool = Callable[[Tensor], Tensor]
+Pool = tuple[int, int]
 
 
 class Block(nn.Module):
-    """A convolution, its scaler and norm, ReLU and pool.
-
-    The pool comes before the ReLU, which gives the same (the largest of four values, or 0 if it is negative) for a
-    quarter of the work.
-    """
+    """A convolution, its scaler and norm, pool and ReLU."""
 
     def __init__(
         self, inputs: int, outputs: int, ratio: float, pool: Pool, dims: Dims, kind: Norm, copies: int
@@ -38,10 +33,15 @@ class Block(nn.Module):
         # A batch norm takes away whatever a bias adds, so it is neither added nor trained.
         self.biased = kind != "batch"
         self.conv.get_parameter("bias").requires_grad_(self.biased)
-        self._pool = pool
+        self.pool, self.fused = pool, False
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self._pool(self.norm(self._convolved(x))), inplace=True)
+        grey = x.shape[1] == 1 and self.conv.weight.ndim == 4 and self.pool == (2, 2)
+        if self.fused and grey and isinstance(self.norm, StaticBatchNorm):
+            from whalefl.tasks.fused import grey_block
+
+            return grey_block(x, self.conv.weight, self.norm.weight, self.norm.bias, self.norm.eps)
+        return norm_pool_relu(self.norm, self._convolved(x), self.pool, self.fused)
 
     def _convolved(self, x: Tensor) -> Tensor:
         weight, groups = self.conv.weight, self.conv.groups
@@ -64,7 +64,7 @@ class CNN(nn.Module):
     """`axes` names one axis per block; the last block's pool is a global average.
 
     `dims` is 2 for images (examples, channels, height, width) and 1 for signals (examples, channels, steps), which
-    are images of one row inside: with their channels last these are far faster on a processor.
+    are images of one row inside: with their channels last these are far faster.
     `copies` models stand side by side, each fed an equal part of the examples.
     """
 
@@ -81,8 +81,8 @@ class CNN(nn.Module):
         super().__init__()
         sizes = [inputs, *(shape[axis] for axis in axes)]
         self.copies = copies
-        halve: Pool = partial(F.max_pool2d, kernel_size=2 if dims == 2 else (1, 2))
-        pools: list[Pool] = [*[halve] * (len(axes) - 1), _keep]
+        halve: Pool = (2, 2) if dims == 2 else (1, 2)
+        pools: list[Pool] = [*[halve] * (len(axes) - 1), (1, 1)]
         self.blocks = nn.Sequential(
             *(
                 Block(*pair, shape.ratio, pool, dims, kind, copies)
@@ -94,9 +94,7 @@ class CNN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = side_by_side(x, self.copies)
         if x.ndim == 3:
-            x = x.unsqueeze(2)
-            if x.is_cpu:
-                x = x.contiguous(memory_format=torch.channels_last)
+            x = x.unsqueeze(2).contiguous(memory_format=torch.channels_last)
         return self.classifier(_averaged(self.blocks(x)))  # type: ignore[no-any-return]
 
 
@@ -105,10 +103,6 @@ def _averaged(x: Tensor) -> Tensor:
     if x.is_cpu:  # over rows with channels last, since the gradient is then laid out as the image is
         return x.permute(0, 2, 3, 1).flatten(1, 2).mean(dim=1)
     return x.mean(dim=(2, 3))
-
-
-def _keep(x: Tensor) -> Tensor:
-    return x
 
 
 def cnn_axes(inputs: int, channels: Sequence[int], classes: int, dims: Dims = 2) -> tuple[Axes, tuple[str, ...]]:

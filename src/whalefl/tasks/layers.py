@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Literal, get_args
 
 import torch
@@ -52,6 +53,29 @@ class StaticBatchNorm(nn.Module):
             return torch.native_batch_norm(x, self.weight, self.bias, None, None, True, 0.0, self.eps)[0]
         mean, variance = self.statistics
         return F.batch_norm(x, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
+
+
+def norm_pool_relu(norm: nn.Module, x: Tensor, pool: tuple[int, int] = (1, 1), fused: bool = False) -> Tensor:
+    """A norm, a max pool and ReLU; `fused` makes one operation of them where the norm is a batch norm (see `fuse`).
+
+    The pool comes before the ReLU, which gives the same (the largest of four values, or 0 if it is negative) for a
+    quarter of the work.
+    """
+    if fused and isinstance(norm, StaticBatchNorm):
+        from whalefl.tasks.fused import norm_pool_relu as in_one
+
+        return in_one(x, norm.weight, norm.bias, norm.eps, pool)
+    x = norm(x)
+    return F.relu(x if pool == (1, 1) else F.max_pool2d(x, pool), inplace=True)
+
+
+def fuse(model: nn.Module) -> None:
+    """Let the layers of a model that can train by fused operations on a GPU do so; it is then for training only."""
+    if find_spec("triton") is None:
+        return
+    for module in model.modules():
+        if hasattr(module, "fused"):
+            module.fused = True  # type: ignore[assignment]
 
 
 def norm(kind: Norm, channels: int, ratio: float = 1.0, copies: int = 1) -> nn.Module:

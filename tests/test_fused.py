@@ -1,0 +1,72 @@
+"""The fused GPU operations against torch's own in float64: on a GPU, or where there is none in Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PLACE = "cuda" if torch.cuda.is_available() else "cpu"
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from whalefl.tasks.fused import grey_block, norm_pool_relu  # noqa: E402
+
+
+def drawn(*shapes: Sequence[int]) -> list[Tensor]:
+    """Random tensors, the same ones every time."""
+    source = torch.Generator().manual_seed(len(shapes[0]))
+    return [torch.randn(*shape, generator=source).to(PLACE) for shape in shapes]
+
+
+def agree(fused: Tensor, exact: Tensor, ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
+    """Values and all gradients are those of float64, up to float32's rounding."""
+    assert fused.is_contiguous(memory_format=torch.channels_last)
+    assert (fused - exact).norm() < 1e-5 * exact.norm()
+    (slope,) = drawn(exact.shape)
+    found = torch.autograd.grad(fused, ours, slope)
+    for mine, other in zip(found, torch.autograd.grad(exact, theirs, slope.double()), strict=True):
+        assert (mine - other).norm() < 1e-5 * other.norm()
+
+
+def trained(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """The same values to be trained in float32 and in float64."""
+    return [t.clone().requires_grad_() for t in tensors], [t.double().requires_grad_() for t in tensors]
+
+
+@pytest.mark.parametrize(
+    ("shape", "pool"),
+    [
+        ((5, 8, 7, 7), (2, 2)),  # an odd edge, which the pool leaves out
+        ((3, 20, 6, 5), (1, 1)),  # channels that are no power of two
+        ((4, 70, 1, 9), (1, 2)),  # a signal; more channels than one program takes
+        ((9, 4, 3, 3), (1, 1)),
+    ],
+)
+def test_norm_pool_and_relu(shape: tuple[int, ...], pool: tuple[int, int]) -> None:
+    x, weight, bias = drawn(shape, shape[1:2], shape[1:2])
+    x = (3 + 2 * x).to(memory_format=torch.channels_last)
+    x[0, :, :2, :2] = x[0, :, :1, :1]  # equals: the first of them is the largest
+    ours, theirs = trained([x, weight, bias])
+    normal = torch.native_batch_norm(*theirs, None, None, True, 0.0, 1e-3)[0]
+    agree(norm_pool_relu(*ours, 1e-3, pool), F.relu(F.max_pool2d(normal, pool)), ours, theirs)
+
+
+@pytest.mark.parametrize(("channels", "height", "width"), [(4, 8, 8), (20, 7, 5), (64, 28, 28), (96, 6, 6)])
+def test_a_block_on_grey_images(channels: int, height: int, width: int) -> None:
+    x, kernel, weight, bias = drawn((3, 1, height, width), (channels, 1, 3, 3), (channels,), (channels,))
+    x[:, :, :4] = -0.4  # a background: all of its pixels are equal
+    ours, theirs = trained([0.3 * kernel, weight, bias])
+    convolved = F.conv2d(x.double(), theirs[0], padding=1)
+    normal = torch.native_batch_norm(convolved, *theirs[1:], None, None, True, 0.0, 1e-5)[0]
+    agree(grey_block(x, *ours, 1e-5), F.relu(F.max_pool2d(normal, 2)), ours, theirs)
+
+
+def test_what_is_not_a_number_is_passed_on() -> None:
+    x, weight, bias = drawn((2, 4, 4, 4), (4,), (4,))
+    x[0, 0, 0, 0] = float("nan")
+    assert norm_pool_relu(x, weight, bias, 1e-5, (2, 2))[:, 0].isnan().all()
+    (kernel,) = drawn((4, 1, 3, 3))
+    assert grey_block(x[:, :1].contiguous(), kernel, weight, bias, 1e-5).isnan().all()
