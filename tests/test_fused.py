@@ -12,7 +12,7 @@ from torch import Tensor
 PLACE = "cuda" if torch.cuda.is_available() else "cpu"
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from whalefl.tasks.fused import grey_block, norm_pool_relu  # noqa: E402
+from whalefl.tasks.fused import grey_block, mean_and_variance, norm_pool_relu  # noqa: E402
 
 
 def drawn(*shapes: Sequence[int]) -> list[Tensor]:
@@ -62,6 +62,23 @@ def test_a_block_on_grey_images(channels: int, height: int, width: int) -> None:
     convolved = F.conv2d(x.double(), theirs[0], padding=1)
     normal = torch.native_batch_norm(convolved, *theirs[1:], None, None, True, 0.0, 1e-5)[0]
     agree(grey_block(x, *ours, 1e-5), F.relu(F.max_pool2d(normal, 2)), ours, theirs)
+
+
+def test_known_statistics() -> None:
+    x, weight, bias = drawn((5, 20, 7, 6), (20,), (20,))
+    x = (3 + 2 * x).to(memory_format=torch.channels_last)
+    variance, mean = torch.var_mean(x.double(), dim=(0, 2, 3), correction=0)
+    found = mean_and_variance(x)
+    torch.testing.assert_close(found, (mean.float(), variance.float()))
+    exact = F.batch_norm(x.double(), mean, variance, weight.double(), bias.double(), eps=1e-3)
+    fused = norm_pool_relu(x, weight, bias, 1e-3, (2, 2), found)
+    torch.testing.assert_close(fused, F.relu(F.max_pool2d(exact, 2)).float(), atol=1e-5, rtol=1e-5)
+
+    image, kernel = drawn((3, 1, 7, 6), (20, 1, 3, 3))
+    convolved = F.conv2d(image.double(), kernel.double(), padding=1).float()
+    blocked = grey_block(image, kernel, weight, bias, 1e-3, found)
+    expected = norm_pool_relu(convolved, weight, bias, 1e-3, (2, 2), found)
+    torch.testing.assert_close(blocked, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_what_is_not_a_number_is_passed_on() -> None:

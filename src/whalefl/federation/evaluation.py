@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from whalefl.errors import require, require_one_of
 from whalefl.rng import stream
 from whalefl.subnet.slicing import Weights
-from whalefl.tasks.layers import StaticBatchNorm
+from whalefl.tasks.layers import Observer, StaticBatchNorm
 from whalefl.tasks.partition import Share
 from whalefl.tasks.task import Task
 
@@ -204,26 +204,23 @@ def observed_moments(model: nn.Module, inputs: Tensor) -> dict[str, Moments]:
     norms = batch_norms(model)
     before = [norm.statistics for _, norm in norms]
 
-    def observer(name: str, norm: StaticBatchNorm) -> Callable[[nn.Module, tuple[Tensor]], None]:
-        def observe(_norm: nn.Module, args: tuple[Tensor]) -> None:
-            x = args[0]
-            variance, mean = torch.var_mean(x, dim=[d for d in range(x.ndim) if d != 1], correction=0)
+    def observer(name: str, norm: StaticBatchNorm) -> Observer:
+        def observe(count: int, mean: Tensor, variance: Tensor) -> None:
             if norm.statistics is None:
                 norm.statistics = mean, variance
-            count, mean = x.numel() // x.shape[1], mean.double()
+            mean = mean.double()
             seen[name] = Moments(count, count * mean, count * (variance.double() + mean**2))
 
         return observe
 
-    hooks = [norm.register_forward_pre_hook(observer(name, norm)) for name, norm in norms]
+    for name, norm in norms:
+        norm.observer = observer(name, norm)
     try:
         with torch.no_grad():
             model(inputs)
     finally:
-        for hook in hooks:
-            hook.remove()
         for (_, norm), statistics in zip(norms, before, strict=True):
-            norm.statistics = statistics
+            norm.observer, norm.statistics = None, statistics
     return seen
 
 

@@ -81,7 +81,9 @@ class GraphEngine:
 
     @cached_property
     def _whole(self) -> nn.Module:
-        return whole_model(self.task)
+        model = whole_model(self.task)
+        fuse(model)
+        return model
 
     def _place(self, orders: Sequence[Order]) -> Placed:
         """A slot for each order; new ones are recorded where none is free."""

@@ -37,10 +37,11 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         grey = x.shape[1] == 1 and self.conv.weight.ndim == 4 and self.pool == (2, 2)
-        if self.fused and grey and isinstance(self.norm, StaticBatchNorm):
+        if self.fused and grey and isinstance(self.norm, StaticBatchNorm) and self.norm.observer is None:
             from whalefl.tasks.fused import grey_block
 
-            return grey_block(x, self.conv.weight, self.norm.weight, self.norm.bias, self.norm.eps)
+            norm = self.norm
+            return grey_block(x, self.conv.weight, norm.weight, norm.bias, norm.eps, norm.statistics)
         return norm_pool_relu(self.norm, self._convolved(x), self.pool, self.fused)
 
     def _convolved(self, x: Tensor) -> Tensor:

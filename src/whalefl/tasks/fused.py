@@ -1,7 +1,6 @@
 """Batch norm, max pool and ReLU as one operation on a GPU, and a whole block on grey images (see `tasks.kernels`).
 
-They train; a model is evaluated by torch's own operations. Triton, which they are written in, comes with torch where
-there is a GPU.
+Triton, which they are written in, comes with torch where there is a GPU.
 """
 
 from __future__ import annotations
@@ -16,27 +15,80 @@ from whalefl.tasks import kernels
 
 _SPLITS = 32  # parts that a sum over all pixels is taken in
 _TILE = 2048  # numbers that one program holds of an activation
+_SMALL_TILE = 512  # where it holds ten of them
 _CHANNELS = 64  # of them at most
 _PATCHES = 256  # that one program multiplies at a time
 
-
-def norm_pool_relu(x: Tensor, weight: Tensor, bias: Tensor, eps: float, pool: tuple[int, int]) -> Tensor:
-    """relu(max_pool(batch_norm(x))) with the statistics of the batch, for images with their channels last."""
-    return _NormPoolRelu.apply(x, weight, bias, eps, pool)  # type: ignore[no-any-return, no-untyped-call]
+Statistics = tuple[Tensor, Tensor]
+Pool = tuple[int, int]
 
 
-def grey_block(x: Tensor, kernel: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def norm_pool_relu(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, pool: Pool, statistics: Statistics | None = None
+) -> Tensor:
+    """relu(max_pool(batch_norm(x))) for images with their channels last, with the statistics of the batch.
+
+    With `statistics` (mean and variance) it normalises by those, and has no gradient.
+    """
+    if statistics is None:
+        return _NormPoolRelu.apply(x, weight, bias, eps, pool)  # type: ignore[no-any-return, no-untyped-call]
+    x = x.contiguous(memory_format=torch.channels_last)
+    (examples, channels, height, width), (ph, pw), (mean, variance) = x.shape, pool, statistics
+    scale = weight * torch.rsqrt(variance + eps)
+    shift = bias - mean * scale
+    out = _images(x, examples, channels, height // ph, width // pw)
+    windows, blocks = examples * (height // ph) * (width // pw), _blocks(channels)
+    grid = _grid(windows, channels, blocks)
+    kernels.scaled[grid](x, scale, shift, out, windows, channels, height, width, PH=ph, PW=pw, **blocks)
+    return out
+
+
+def mean_and_variance(x: Tensor) -> Statistics:
+    """Of every channel of images with their channels last."""
+    parts, rows = _moments(x.contiguous(memory_format=torch.channels_last))
+    off, squares = parts.sum(dim=1, dtype=torch.float64) / rows
+    return (off + x[0, :, 0, 0]).float(), (squares - off**2).float()
+
+
+def grey_block(
+    x: Tensor, kernel: Tensor, weight: Tensor, bias: Tensor, eps: float, statistics: Statistics | None = None
+) -> Tensor:
     """relu(max_pool(batch_norm(convolution of x))) of images with one channel, 3x3 weights and a pool of 2x2.
 
-    The image itself gets no gradient: it is the first layer's.
+    The image itself gets no gradient: it is the first layer's. `statistics` are as in `norm_pool_relu`.
     """
-    return _GreyBlock.apply(x, kernel, weight, bias, eps)  # type: ignore[no-any-return, no-untyped-call]
+    if statistics is None:
+        return _GreyBlock.apply(x, kernel, weight, bias, eps)  # type: ignore[no-any-return, no-untyped-call]
+    mean, variance = statistics
+    found = torch.stack([mean, torch.rsqrt(variance + eps)])
+    return _grey_normed(x.contiguous(), kernel, found, weight, bias)
 
 
-def _blocks(channels: int, least: int = 1) -> dict[str, int]:
+def _grey_normed(x: Tensor, kernel: Tensor, found: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A grey block whose mean and 1 / deviation are found."""
+    (examples, _, height, width), channels = x.shape, len(kernel)
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+    out = _images(x, examples, channels, height // 2, width // 2, dtype=dtype)
+    windows, blocks = examples * (height // 2) * (width // 2), _blocks(channels)
+    kernels.grey_normed[_grid(windows, channels, blocks)](
+        x, kernel, found, weight, bias, out, windows, channels, height, width, **blocks
+    )
+    return out
+
+
+def _blocks(channels: int, tile: int = _TILE, most: int = _CHANNELS) -> dict[str, int]:
     """How many channels a program takes, and how many pixels of each."""
-    width = max(least, min(_CHANNELS, triton.next_power_of_2(channels)))
-    return {"BC": width, "BQ": _TILE // width}
+    width = min(most, triton.next_power_of_2(channels))
+    return {"BC": width, "BQ": tile // width}
+
+
+def _moments(x: Tensor) -> tuple[Tensor, int]:
+    """Sums and sums of squares of all channels, in parts (see `kernels.moments`), and over how many pixels."""
+    channels, rows = x.shape[1], x.numel() // x.shape[1]
+    parts, blocks = torch.empty(2, _SPLITS, channels, device=x.device), _blocks(channels)
+    grid = (_SPLITS, triton.cdiv(channels, blocks["BC"]))
+    kernels.moments[grid](x, parts, rows, channels, SPLITS=_SPLITS, BR=blocks["BQ"], BC=blocks["BC"])
+    return parts, rows
 
 
 def _grid(pixels: int, channels: int, blocks: dict[str, int]) -> tuple[int, int]:
@@ -50,13 +102,10 @@ def _images(x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
 
 class _NormPoolRelu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, pool: tuple[int, int]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, pool: Pool) -> Tensor:
         x = x.contiguous(memory_format=torch.channels_last)
         (examples, channels, height, width), (ph, pw) = x.shape, pool
-        rows, blocks = examples * height * width, _blocks(channels)
-        parts = torch.empty(2, _SPLITS, channels, device=x.device)
-        grid = (_SPLITS, triton.cdiv(channels, blocks["BC"]))
-        kernels.moments[grid](x, parts, rows, channels, SPLITS=_SPLITS, BR=blocks["BQ"], BC=blocks["BC"])
+        (parts, rows), blocks = _moments(x), _blocks(channels)
         out = _images(x, examples, channels, height // ph, width // pw)
         windows = examples * (height // ph) * (width // pw)
         kernels.normed[_grid(windows, channels, blocks)](
@@ -88,41 +137,40 @@ class _NormPoolRelu(torch.autograd.Function):
         return of_x, of_weight, of_bias, None, None
 
 
+def _multiplied(channels: int) -> int:
+    """How many channels a program takes that multiplies matrices, which are at least 16 wide."""
+    return max(16, _blocks(channels)["BC"])
+
+
 class _GreyBlock(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         x = x.contiguous()
         (examples, _, height, width), channels = x.shape, len(kernel)
-        pixels, blocks = examples * height * width, _blocks(channels, least=16)
+        pixels, taken = examples * height * width, _multiplied(channels)
         parts = torch.empty(_SPLITS, 16, 16, device=x.device)
         found = torch.empty(2, channels, device=x.device)
         kernels.patch_products[(_SPLITS,)](x, parts, pixels, height, width, SPLITS=_SPLITS, BR=_PATCHES)
-        kernels.grey_statistics[(triton.cdiv(channels, blocks["BC"]),)](
-            kernel, parts, found, pixels, channels, eps, SPLITS=_SPLITS, BC=blocks["BC"]
-        )
-        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
-        out = _images(x, examples, channels, height // 2, width // 2, dtype=dtype)
-        windows = examples * (height // 2) * (width // 2)
-        kernels.grey_normed[_grid(windows, channels, blocks)](
-            x, kernel, found, weight, bias, out, windows, channels, height, width, **blocks
+        kernels.grey_statistics[(triton.cdiv(channels, taken),)](
+            kernel, parts, found, pixels, channels, eps, SPLITS=_SPLITS, BC=taken
         )
         ctx.save_for_backward(x, kernel, weight, bias, parts, found)
-        return out
+        return _grey_normed(x, kernel, found, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         x, kernel, weight, bias, parts, found = ctx.saved_tensors
         slope = slope.contiguous(memory_format=torch.channels_last)
         (examples, _, height, width), channels = x.shape, len(kernel)
-        blocks = _blocks(channels, least=16)
+        blocks, taken = _blocks(channels, _SMALL_TILE, _CHANNELS // 2), _multiplied(channels)
         sums = torch.empty(_SPLITS, 16, channels, device=x.device)
-        windows, columns = examples * (height // 2) * (width // 2), triton.cdiv(channels, blocks["BC"])
-        kernels.grey_reduced[(_SPLITS, columns)](
+        windows = examples * (height // 2) * (width // 2)
+        kernels.grey_reduced[(_SPLITS, triton.cdiv(channels, blocks["BC"]))](
             x, kernel, found, weight, bias, slope, sums, windows, channels, height, width, SPLITS=_SPLITS, **blocks
         )
         of_kernel, of_weight, of_bias = (torch.empty_like(t) for t in (kernel, weight, bias))
-        kernels.grey_slopes[(columns,)](
+        kernels.grey_slopes[(triton.cdiv(channels, taken),)](
             kernel, found, weight, parts, sums, of_kernel, of_weight, of_bias,
-            examples * height * width, channels, SPLITS=_SPLITS, BC=blocks["BC"],
+            examples * height * width, channels, SPLITS=_SPLITS, BC=taken,
         )  # fmt: skip
         return None, of_kernel, of_weight, of_bias, None

@@ -19,7 +19,7 @@ TAPS = tl.constexpr(16)
 """Room for the nine weights of a 3x3 convolution and a one, whose products with the weights' inputs are their sums."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def moments(x_ptr, parts_ptr, rows, C, SPLITS: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr):
     """Sum and sum of squares of each channel over a part of the rows, both of x minus its first row: with that, a mean
     far from 0 costs no precision. Rows are pixels; parts are (2, SPLITS, C)."""
@@ -27,16 +27,16 @@ def moments(x_ptr, parts_ptr, rows, C, SPLITS: tl.constexpr, BR: tl.constexpr, B
     first = tl.load(x_ptr + c, mask=c < C, other=0.0).to(tl.float32)
     each = tl.cdiv(rows, SPLITS)
     start, stop = split * each, tl.minimum((split + 1) * each, rows)
-    total, squares = tl.zeros([BC], tl.float32), tl.zeros([BC], tl.float32)
+    total, squares = tl.zeros([BR, BC], tl.float32), tl.zeros([BR, BC], tl.float32)
     for begin in range(start, stop, BR):
         r = begin + tl.arange(0, BR)
         inside = (r < stop)[:, None] & (c < C)[None, :]
         x = tl.load(x_ptr + r[:, None] * C + c[None, :], mask=inside, other=0.0).to(tl.float32)
         x = tl.where(inside, x - first[None, :], 0.0)
-        total += tl.sum(x, axis=0)
-        squares += tl.sum(x * x, axis=0)
-    tl.store(parts_ptr + split * C + c, total, mask=c < C)
-    tl.store(parts_ptr + (SPLITS + split) * C + c, squares, mask=c < C)
+        total += x
+        squares += x * x
+    tl.store(parts_ptr + split * C + c, tl.sum(total, axis=0), mask=c < C)
+    tl.store(parts_ptr + (SPLITS + split) * C + c, tl.sum(squares, axis=0), mask=c < C)
 
 
 @triton.jit
@@ -59,7 +59,9 @@ def _statistics(x_ptr, parts_ptr, c, C, rows, eps, SPLITS: tl.constexpr):
 
 @triton.jit
 def _pixels(x_ptr, q, inside, c, C, H, W, A, B, PH: tl.constexpr, PW: tl.constexpr, a: tl.constexpr, b: tl.constexpr):
-    """Pixel (a, b) of windows q, of which each image has A x B, and where it lies."""
+    """Pixel (a, b) of windows q, of which each image has A x B."""
+    if PH * PW == 1:
+        return tl.load(x_ptr + q[:, None] * C + c[None, :], mask=inside, other=0.0).to(tl.float32)
     i, j = (q // B) % A * PH + a, q % B * PW + b
     places = x_ptr + (((q // (A * B)) * H + i) * W + j)[:, None] * C + c[None, :]
     there = inside & ((i < H) & (j < W))[:, None]
@@ -67,6 +69,55 @@ def _pixels(x_ptr, q, inside, c, C, H, W, A, B, PH: tl.constexpr, PW: tl.constex
 
 
 @triton.jit
+def _pooled(
+    x_ptr,
+    q,
+    inside,
+    c,
+    C,
+    H,
+    W,
+    scale,
+    shift,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    BQ: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """max(0, largest of a window of scale x + shift) of whole windows q."""
+    largest = tl.zeros([BQ, BC], tl.float32)
+    for a in tl.static_range(PH):
+        for b in tl.static_range(PW):
+            x = _pixels(x_ptr, q, inside, c, C, H, W, H // PH, W // PW, PH, PW, a, b)
+            y = x * scale[None, :] + shift[None, :]
+            largest = tl.maximum(largest, y, propagate_nan=tl.PropagateNan.ALL)
+    return largest
+
+
+@triton.jit(do_not_specialize=["windows", "H", "W"])
+def scaled(
+    x_ptr,
+    scale_ptr,
+    shift_ptr,
+    out_ptr,
+    windows,
+    C,
+    H,
+    W,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    BQ: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """max(0, largest of a window of scale x + shift): a norm whose statistics are known."""
+    q, c = tl.program_id(0) * BQ + tl.arange(0, BQ), tl.program_id(1) * BC + tl.arange(0, BC)
+    inside = (q < windows)[:, None] & (c < C)[None, :]
+    scale, shift = tl.load(scale_ptr + c, mask=c < C, other=0.0), tl.load(shift_ptr + c, mask=c < C, other=0.0)
+    largest = _pooled(x_ptr, q, inside, c, C, H, W, scale, shift, PH, PW, BQ, BC)
+    tl.store(out_ptr + q[:, None] * C + c[None, :], largest.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["windows", "rows", "H", "W"])
 def normed(
     x_ptr,
     parts_ptr,
@@ -91,17 +142,12 @@ def normed(
     mean, scale = _statistics(x_ptr, parts_ptr, c, C, rows, eps, SPLITS)
     scale *= tl.load(weight_ptr + c, mask=c < C, other=0.0)
     shift = tl.load(bias_ptr + c, mask=c < C, other=0.0) - mean * scale
-    largest = tl.zeros([BQ, BC], tl.float32)  # the ReLU
-    for a in tl.static_range(PH):
-        for b in tl.static_range(PW):
-            x = _pixels(x_ptr, q, inside, c, C, H, W, H // PH, W // PW, PH, PW, a, b)
-            y = x * scale[None, :] + shift[None, :]
-            largest = tl.maximum(largest, y, propagate_nan=tl.PropagateNan.ALL)
+    largest = _pooled(x_ptr, q, inside, c, C, H, W, scale, shift, PH, PW, BQ, BC)
     places = out_ptr + q[:, None] * C + c[None, :]
     tl.store(places, largest.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["windows", "rows", "H", "W"])
 def reduced(
     x_ptr,
     parts_ptr,
@@ -128,7 +174,7 @@ def reduced(
     shift = tl.load(bias_ptr + c, mask=c < C, other=0.0) - mean * scale
     each = tl.cdiv(windows, SPLITS)
     start, stop = split * each, tl.minimum((split + 1) * each, windows)
-    total, products = tl.zeros([BC], tl.float32), tl.zeros([BC], tl.float32)
+    total, products = tl.zeros([BQ, BC], tl.float32), tl.zeros([BQ, BC], tl.float32)
     for begin in range(start, stop, BQ):
         q = begin + tl.arange(0, BQ)
         inside = (q < stop)[:, None] & (c < C)[None, :]
@@ -142,13 +188,13 @@ def reduced(
                 best = tl.where(y > largest, x, best)
                 largest = tl.maximum(largest, y)
         g = tl.where(inside & (largest > 0), slope, 0.0)
-        total += tl.sum(g, axis=0)
-        products += tl.sum(g * (best - mean[None, :]) * deviation[None, :], axis=0)
-    tl.store(sums_ptr + split * C + c, total, mask=c < C)
-    tl.store(sums_ptr + (SPLITS + split) * C + c, products, mask=c < C)
+        total += g
+        products += g * (best - mean[None, :]) * deviation[None, :]
+    tl.store(sums_ptr + split * C + c, tl.sum(total, axis=0), mask=c < C)
+    tl.store(sums_ptr + (SPLITS + split) * C + c, tl.sum(products, axis=0), mask=c < C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["windows", "rows", "H", "W"])
 def spread(
     x_ptr,
     parts_ptr,
@@ -212,7 +258,7 @@ def spread(
             tl.store(places, of_x.to(of_x_ptr.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pixels", "H", "W"])
 def patch_products(x_ptr, parts_ptr, pixels, H, W, SPLITS: tl.constexpr, BR: tl.constexpr):
     """The products of all pairs of pixels of a 3x3 patch, summed over a part of the patches: (SPLITS, TAPS, TAPS).
 
@@ -228,7 +274,8 @@ def patch_products(x_ptr, parts_ptr, pixels, H, W, SPLITS: tl.constexpr, BR: tl.
         inside = (p < stop)[:, None] & (t < 9)[None, :] & (i >= 0) & (i < H) & (j >= 0) & (j < W)
         around = tl.load(x_ptr + ((p // (H * W))[:, None] * H + i) * W + j, mask=inside, other=0.0)
         around = tl.where((p < stop)[:, None] & (t == 9)[None, :], 1.0, around)
-        total += tl.dot(tl.trans(around), around, input_precision="ieee")
+        # Three products of halves of the digits: as exact as float32, and by the matrix units.
+        total += tl.dot(tl.trans(around), around, input_precision="tf32x3")
     places = parts_ptr + (t + split * TAPS)[:, None] * TAPS + t[None, :]
     tl.store(places, total)
 
@@ -239,14 +286,14 @@ def _patch_means(parts_ptr, pixels, SPLITS: tl.constexpr):
     t = tl.arange(0, TAPS)
     places = parts_ptr + t[:, None] * TAPS + t[None, :]
     total = tl.zeros([TAPS, TAPS], tl.float32)
-    for split in range(SPLITS):
+    for split in tl.static_range(SPLITS):  # unrolled, so that all of them are under way at once
         total += tl.load(places + split * TAPS * TAPS)
     taps = (t < 9)[:, None] & (t < 9)[None, :]
     means = tl.sum(tl.where((t == 9)[:, None] & (t < 9)[None, :], total, 0.0), axis=0) / pixels
     return tl.where(taps, total, 0.0) / pixels, means
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pixels"])
 def grey_statistics(weight_ptr, parts_ptr, found_ptr, pixels, C, eps, SPLITS: tl.constexpr, BC: tl.constexpr):
     """Mean and 1 / deviation of each channel of a convolution of grey images, from products of their pixels: w.m and
     w'(E - m m')w with the means m and mean products E. The convolution is not needed for it. (2, C)."""
@@ -269,6 +316,22 @@ def _tap(x_ptr, q, windows, H, W, A, B, a: tl.constexpr, b: tl.constexpr, t: tl.
 
 
 @triton.jit
+def _best_tap(x_ptr, q, best, windows, H, W, t: tl.constexpr):
+    """Pixel t of the patch around the largest pixel of each window, which for channels is another one."""
+    upper = tl.where(
+        best == 0,
+        _tap(x_ptr, q, windows, H, W, H // 2, W // 2, 0, 0, t)[:, None],
+        _tap(x_ptr, q, windows, H, W, H // 2, W // 2, 0, 1, t)[:, None],
+    )
+    lower = tl.where(
+        best == 2,
+        _tap(x_ptr, q, windows, H, W, H // 2, W // 2, 1, 0, t)[:, None],
+        _tap(x_ptr, q, windows, H, W, H // 2, W // 2, 1, 1, t)[:, None],
+    )
+    return tl.where(best < 2, upper, lower)
+
+
+@triton.jit
 def _grey_pixel(
     x_ptr, weight_ptr, q, c, windows, C, H, W, BQ: tl.constexpr, BC: tl.constexpr, a: tl.constexpr, b: tl.constexpr
 ):
@@ -280,7 +343,7 @@ def _grey_pixel(
     return y
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["windows", "H", "W"])
 def grey_normed(
     x_ptr,
     weight_ptr,
@@ -309,7 +372,7 @@ def grey_normed(
     tl.store(out_ptr + q[:, None] * C + c[None, :], largest.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["windows", "H", "W"])
 def grey_reduced(
     x_ptr,
     weight_ptr,
@@ -329,13 +392,15 @@ def grey_reduced(
     """Of the gradient g before the pool, a part of the sums of g times each pixel of its patch, and (tap 9) of g:
     (SPLITS, TAPS, C). g is 0 but at the largest pixel of each window."""
     split, c = tl.program_id(0), tl.program_id(1) * BC + tl.arange(0, BC)
-    t = tl.arange(0, TAPS)
     scale = tl.load(found_ptr + C + c, mask=c < C, other=0.0) * tl.load(gain_ptr + c, mask=c < C, other=0.0)
     mean = tl.load(found_ptr + c, mask=c < C, other=0.0)
     shift = tl.load(bias_ptr + c, mask=c < C, other=0.0) - mean * scale
     each = tl.cdiv(windows, SPLITS)
     start, stop = split * each, tl.minimum((split + 1) * each, windows)
-    total = tl.zeros([TAPS, BC], tl.float32)
+    # A sum of its own for every tap, reduced once at the end: reducing is what would take the time.
+    nothing = tl.zeros([BQ, BC], tl.float32)
+    t0, t1, t2, t3, t4 = nothing, nothing, nothing, nothing, nothing
+    t5, t6, t7, t8, t9 = nothing, nothing, nothing, nothing, nothing
     for begin in range(start, stop, BQ):
         q = begin + tl.arange(0, BQ)
         inside = (q < stop)[:, None] & (c < C)[None, :]
@@ -348,18 +413,30 @@ def grey_reduced(
                 best = tl.where(y > largest, 2 * a + b, best)
                 largest = tl.maximum(largest, y)
         g = tl.where(inside & (largest > 0), slope, 0.0)
-        total += tl.where((t == 9)[:, None], tl.sum(g, axis=0)[None, :], 0.0)
-        for tap in tl.static_range(9):
-            around = tl.zeros([BQ, BC], tl.float32)
-            for a in tl.static_range(2):
-                for b in tl.static_range(2):
-                    pixel = _tap(x_ptr, q, stop, H, W, H // 2, W // 2, a, b, tap)
-                    around = tl.where(best == 2 * a + b, pixel[:, None], around)
-            total += tl.where((t == tap)[:, None], tl.sum(g * around, axis=0)[None, :], 0.0)
-    tl.store(sums_ptr + (t + split * TAPS)[:, None] * C + c[None, :], total, mask=(c < C)[None, :])
+        t0 += g * _best_tap(x_ptr, q, best, stop, H, W, 0)
+        t1 += g * _best_tap(x_ptr, q, best, stop, H, W, 1)
+        t2 += g * _best_tap(x_ptr, q, best, stop, H, W, 2)
+        t3 += g * _best_tap(x_ptr, q, best, stop, H, W, 3)
+        t4 += g * _best_tap(x_ptr, q, best, stop, H, W, 4)
+        t5 += g * _best_tap(x_ptr, q, best, stop, H, W, 5)
+        t6 += g * _best_tap(x_ptr, q, best, stop, H, W, 6)
+        t7 += g * _best_tap(x_ptr, q, best, stop, H, W, 7)
+        t8 += g * _best_tap(x_ptr, q, best, stop, H, W, 8)
+        t9 += g
+    places = sums_ptr + split * TAPS * C + c
+    tl.store(places, tl.sum(t0, axis=0), mask=c < C)
+    tl.store(places + C, tl.sum(t1, axis=0), mask=c < C)
+    tl.store(places + 2 * C, tl.sum(t2, axis=0), mask=c < C)
+    tl.store(places + 3 * C, tl.sum(t3, axis=0), mask=c < C)
+    tl.store(places + 4 * C, tl.sum(t4, axis=0), mask=c < C)
+    tl.store(places + 5 * C, tl.sum(t5, axis=0), mask=c < C)
+    tl.store(places + 6 * C, tl.sum(t6, axis=0), mask=c < C)
+    tl.store(places + 7 * C, tl.sum(t7, axis=0), mask=c < C)
+    tl.store(places + 8 * C, tl.sum(t8, axis=0), mask=c < C)
+    tl.store(places + 9 * C, tl.sum(t9, axis=0), mask=c < C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pixels"])
 def grey_slopes(
     weight_ptr,
     found_ptr,
@@ -385,9 +462,9 @@ def grey_slopes(
     mean = tl.load(found_ptr + c, mask=c < C, other=0.0)
     deviation = tl.load(found_ptr + C + c, mask=c < C, other=0.0)
     total = tl.zeros([BC, TAPS], tl.float32)
-    for split in range(SPLITS):
+    for split in tl.static_range(SPLITS):
         places = sums_ptr + (t + split * TAPS)[None, :] * C + c[:, None]
-        total += tl.load(places, mask=(c < C)[:, None], other=0.0)
+        total += tl.load(places, mask=(c < C)[:, None] & (t < 10)[None, :], other=0.0)
     of_bias = tl.sum(tl.where((t == 9)[None, :], total, 0.0), axis=1)
     total = tl.where((t < 9)[None, :], total, 0.0)
     of_gain = deviation * (tl.sum(weight * total, axis=1) - mean * of_bias)

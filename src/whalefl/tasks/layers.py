@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Literal, get_args
 
@@ -13,6 +14,7 @@ from whalefl.errors import require_one_of
 
 Norm = Literal["batch", "group"]
 NORMS: tuple[str, ...] = get_args(Norm)
+Observer = Callable[[int, Tensor, Tensor], None]
 
 _GROUP = 16  # channels
 _EPS = 1e-5
@@ -37,7 +39,8 @@ class StaticBatchNorm(nn.Module):
 
     Running averages of slices of different widths cannot be merged. Instead `statistics` (mean, variance) are
     gathered anew for the global model before it is evaluated; while they are None the batch's own are used.
-    Channels are dimension 1 of inputs of any rank. `ratio` is that of a scaler folded in, see `norm`.
+    Channels are dimension 1 of inputs of any rank. `ratio` is that of a scaler folded in, see `norm`. An `observer` is
+    told, before anything is normalised, how many values each channel has, and their mean and variance.
     """
 
     def __init__(self, features: int, ratio: float = 1.0) -> None:
@@ -46,8 +49,22 @@ class StaticBatchNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(features))
         self.eps = _EPS * ratio**2
         self.statistics: tuple[Tensor, Tensor] | None = None
+        self.observer: Observer | None = None
+
+    def observe(self, x: Tensor, fused: bool = False) -> None:
+        """Tell the observer, if there is one, of what is about to be normalised."""
+        if self.observer is None:
+            return
+        if fused:
+            from whalefl.tasks.fused import mean_and_variance
+
+            mean, variance = mean_and_variance(x)
+        else:
+            variance, mean = torch.var_mean(x, dim=[d for d in range(x.ndim) if d != 1], correction=0)
+        self.observer(x.numel() // x.shape[1], mean, variance)
 
     def forward(self, x: Tensor) -> Tensor:
+        self.observe(x)
         if self.statistics is None:
             # Not F.batch_norm: on a GPU it takes a kernel that fills the device and keeps other streams waiting.
             return torch.native_batch_norm(x, self.weight, self.bias, None, None, True, 0.0, self.eps)[0]
@@ -64,13 +81,14 @@ def norm_pool_relu(norm: nn.Module, x: Tensor, pool: tuple[int, int] = (1, 1), f
     if fused and isinstance(norm, StaticBatchNorm):
         from whalefl.tasks.fused import norm_pool_relu as in_one
 
-        return in_one(x, norm.weight, norm.bias, norm.eps, pool)
+        norm.observe(x, fused=True)
+        return in_one(x, norm.weight, norm.bias, norm.eps, pool, norm.statistics)
     x = norm(x)
     return F.relu(x if pool == (1, 1) else F.max_pool2d(x, pool), inplace=True)
 
 
 def fuse(model: nn.Module) -> None:
-    """Let the layers of a model that can train by fused operations on a GPU do so; it is then for training only."""
+    """Let the layers of a model on a GPU work by fused operations where they can."""
     if find_spec("triton") is None:
         return
     for module in model.modules():
