@@ -13,7 +13,9 @@ from torch import Tensor
 
 from whalefl.tasks import kernels
 
-_SPLITS = 32  # parts that a sum over all pixels is taken in
+_SPLITS = 32  # parts that a sum over all pixels of a mini-batch is taken in
+_MANY_SPLITS = 256  # over those of thousands of images
+_MANY_PIXELS = 2**15
 _TILE = 2048  # numbers that one program holds of an activation
 _SMALL_TILE = 512  # where it holds ten of them
 _CHANNELS = 64  # of them at most
@@ -45,7 +47,7 @@ def norm_pool_relu(
 
 def mean_and_variance(x: Tensor) -> Statistics:
     """Of every channel of images with their channels last."""
-    parts, rows = _moments(x.contiguous(memory_format=torch.channels_last))
+    parts, rows = _moments(x.contiguous(memory_format=torch.channels_last), _MANY_SPLITS)
     off, squares = parts.sum(dim=1, dtype=torch.float64) / rows
     return (off + x[0, :, 0, 0]).float(), (squares - off**2).float()
 
@@ -82,12 +84,12 @@ def _blocks(channels: int, tile: int = _TILE, most: int = _CHANNELS) -> dict[str
     return {"BC": width, "BQ": tile // width}
 
 
-def _moments(x: Tensor) -> tuple[Tensor, int]:
+def _moments(x: Tensor, splits: int) -> tuple[Tensor, int]:
     """Sums and sums of squares of all channels, in parts (see `kernels.moments`), and over how many pixels."""
     channels, rows = x.shape[1], x.numel() // x.shape[1]
-    parts, blocks = torch.empty(2, _SPLITS, channels, device=x.device), _blocks(channels)
-    grid = (_SPLITS, triton.cdiv(channels, blocks["BC"]))
-    kernels.moments[grid](x, parts, rows, channels, SPLITS=_SPLITS, BR=blocks["BQ"], BC=blocks["BC"])
+    parts, blocks = torch.empty(2, splits, channels, device=x.device), _blocks(channels)
+    grid = (splits, triton.cdiv(channels, blocks["BC"]))
+    kernels.moments[grid](x, parts, rows, channels, SPLITS=splits, BR=blocks["BQ"], BC=blocks["BC"])
     return parts, rows
 
 
@@ -100,17 +102,23 @@ def _images(x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
     return torch.empty(shape, dtype=dtype or x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
+def _splits(x: Tensor) -> int:
+    """Twice as many for many pixels of few channels, which would keep too few programs busy."""
+    return 2 * _SPLITS if x.numel() > _CHANNELS * _MANY_PIXELS else _SPLITS
+
+
 class _NormPoolRelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, pool: Pool) -> Tensor:
         x = x.contiguous(memory_format=torch.channels_last)
         (examples, channels, height, width), (ph, pw) = x.shape, pool
-        (parts, rows), blocks = _moments(x), _blocks(channels)
+        splits, blocks = _splits(x), _blocks(channels)
+        parts, rows = _moments(x, splits)
         out = _images(x, examples, channels, height // ph, width // pw)
         windows = examples * (height // ph) * (width // pw)
         kernels.normed[_grid(windows, channels, blocks)](
             x, parts, weight, bias, out, windows, rows, channels, height, width, eps,
-            SPLITS=_SPLITS, PH=ph, PW=pw, **blocks,
+            SPLITS=splits, PH=ph, PW=pw, **blocks,
         )  # fmt: skip
         ctx.save_for_backward(x, weight, bias, parts)
         ctx.eps, ctx.pool = eps, pool
@@ -124,9 +132,9 @@ class _NormPoolRelu(torch.autograd.Function):
         rows, blocks = examples * height * width, _blocks(channels)
         sums, of_x = torch.empty_like(parts), torch.empty_like(x)
         of_weight, of_bias = torch.empty_like(weight), torch.empty_like(bias)
-        shared = {"SPLITS": _SPLITS, "PH": ph, "PW": pw, **blocks}
+        shared = {"SPLITS": parts.shape[1], "PH": ph, "PW": pw, **blocks}
         whole = examples * (height // ph) * (width // pw)
-        kernels.reduced[(_SPLITS, triton.cdiv(channels, blocks["BC"]))](
+        kernels.reduced[(parts.shape[1], triton.cdiv(channels, blocks["BC"]))](
             x, parts, weight, bias, slope, sums, whole, rows, channels, height, width, ctx.eps, **shared
         )
         windows = examples * triton.cdiv(height, ph) * triton.cdiv(width, pw)
