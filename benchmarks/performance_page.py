@@ -108,8 +108,8 @@ slices train in the same memory, one stack after the other, so that levels take 
 Two things grow: a client takes so many KB once the data is dealt out, from the first run to the last; and for every
 shape of stack (a level, and how many of its narrow slices train side by side) torch keeps prepared operations, around
 which freed memory stays in pieces. There are at most two shapes of wide slices and eight of each narrow level, however
-many clients: 20 clients are all in every round and meet five, 40 meet most of them. What a shape takes is worked out from
-the first and the last run; the runs between show how well that holds. "What is left" is freed memory that the C
+many clients: 20 clients are all in every round and meet five, 40 meet most of them. What a shape takes is worked out
+from the first and the last run; the runs between show how well that holds. "What is left" is freed memory that the C
 library keeps, pages that the first process no longer shares with its workers, and Python's own objects.
 
 {memory}
