@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from conftest import made_up_task
 from whalefl.bench.floor import Rate, best_rates, floor_s, round_flops, step_flops
 from whalefl.bench.measuring import measure
-from whalefl.bench.memory import MemoryResult, MemoryRow, read_memory, write_memory
-from whalefl.bench.processes import Watch, tree_mb
+from whalefl.bench.memory import MemoryResult, MemoryRow, measure_memory, read_memory, write_memory
+from whalefl.bench.processes import Memory, Watch, tree_memory
 from whalefl.bench.results import Machine, Result, read_results, write_results
 from whalefl.bench.scenarios import SCENARIOS, Scenario, orders_of, random_task
-from whalefl.bench.tables import caption, cells, header, memory_cells, memory_header
+from whalefl.bench.tables import caption, cells, header, memory_cells, memory_header, parts_cells, parts_header
 from whalefl.bench.timing import Timing, alternate, ratio
 from whalefl.bench.variants import VARIANTS, rounds_by
 from whalefl.errors import WhaleflError
@@ -43,6 +43,18 @@ from whalefl.values import Ladder
 ROOT = Path(__file__).parent.parent
 WHALEFL = str(Path(sys.executable).parent / "whalefl")
 TINY = Scenario("tiny", (1, 0, 0, 1, 2), batch=4, iterations=2, fisher=1)
+WORKERS = MemoryResult(
+    engine="workers",
+    command="whalefl bench --memory",
+    rounds=3,
+    model_mb=6.0,
+    activations_mb=10.0,
+    loop_mb=40.0,
+    fork_mb=12.0,
+    levels=5,
+    workers=2,
+    rows=(MemoryRow(20, 20, 5, 300.0, 1.0, 200.0, 20.0), MemoryRow(2020, 20, 24, 300.0, 5.0, 220.0, 20.0)),
+)
 
 
 def script(path: str) -> object:
@@ -171,27 +183,51 @@ def test_results_are_read_as_they_were_written_and_others_stay(result: Result, t
 
 
 def test_memory_is_read_as_it_was_written(tmp_path: Path) -> None:
-    result = MemoryResult("plain", "whalefl bench --memory", 3, 6.0, 90.0, 5, 2, (MemoryRow(20, 20, 100.0, 50.0),))
-    write_memory(tmp_path / "memory.json", [result])
-    assert read_memory(tmp_path / "memory.json") == [result]
-    assert result.models_mb == 42.0
-    assert len(memory_cells(result)[0]) == len(memory_header())
+    write_memory(tmp_path / "memory.json", [WORKERS])
+    assert read_memory(tmp_path / "memory.json") == [WORKERS]
+    assert WORKERS.models_mb == 42.0
+    assert len(memory_cells(WORKERS)[0]) == len(memory_header())
+    assert len(parts_cells(WORKERS)[0]) == len(parts_header(WORKERS)) == 3
+
+
+def test_the_parts_of_memory_add_up_to_what_was_measured() -> None:
+    few, many = WORKERS.rows
+    assert WORKERS.client_kb == pytest.approx(2.0)
+    for row in (few, many):
+        assert sum(WORKERS.parts(row).values()) == pytest.approx(row.data_mb)
+    assert WORKERS.shape_mb == pytest.approx((20.0 - 4.0) / 19)
+    models, loops, forks, clients = 10 * 6.0, 2 * 40.0, 2 * 12.0, 0.04
+    assert WORKERS.parts(few)["what is left"] == pytest.approx(200.0 - models - loops - forks - clients)
+    plain = replace(WORKERS, engine="plain", workers=1, rows=(few,))
+    assert plain.client_kb == plain.shape_mb == 0.0
+    assert plain.parts(few)["what is left"] == pytest.approx(200.0 - 4 * 6.0 - 40.0)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's /proc")
+def test_memory_is_measured_of_a_process_and_its_workers() -> None:
+    result = measure_memory("workers", (20,), 1, "whalefl bench --memory")
+    (row,) = result.rows
+    assert row.shapes == 5 and row.cohort == 20
+    assert 0 < row.assembled_mb < row.data_mb
+    # The least: the global model, its age and copy, the sums of two workers, and the weights and momentum of one.
+    assert row.data_mb > 9 * result.model_mb
+    assert result.loop_mb > 3 * result.model_mb
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's /proc")
 def test_memory_and_processor_time_of_children_count_as_ones_own() -> None:
-    alone, watch = tree_mb(os.getpid()), Watch.start()
+    alone, watch = tree_memory(os.getpid()), Watch.start()
     hog = "held = bytearray(b'x') * 200_000_000; print(flush=True); sum(range(10**8)); input()"
     with subprocess.Popen([sys.executable, "-c", hog], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        both = tree_mb(os.getpid())
+        both = tree_memory(os.getpid())
         time.sleep(1)
         assert watch is not None
         assert 0 <= watch.others() <= 1 and replace(watch, own_s=watch.own_s + 100).others() > 1
         child.kill()
-    assert 190 < both - alone < 300
-    assert tree_mb(child.pid) == 0.0
+    assert 190 < both.data_mb - alone.data_mb < 300
+    assert tree_memory(child.pid) == Memory(0.0, 0.0)
 
 
 def bench(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

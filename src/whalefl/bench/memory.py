@@ -1,9 +1,8 @@
-"""How much memory a simulation takes beyond the process with its data, for ever more clients.
+"""How much memory a simulation takes beyond the process with its data, for ever more clients, and what for.
 
-Beside it stands what torch itself takes for training: a few steps of the whole model in a plain loop, most of it for
-activations, gradients, and the scratch memory and code of its convolutions. Every number of clients gets a process of
-its own, which imports, makes its data, and waits; from then on its proportional share of memory, summed over it and its
-workers, is read from Linux every few milliseconds.
+Beside it stands what torch itself takes for training: a few steps of the whole model in a plain loop. Every number of
+clients gets a process of its own (see `whalefl.bench.subject`), which imports, makes its data, and waits; from then on
+its proportional share of memory, summed over it and its workers, is read from Linux every few milliseconds.
 """
 
 from __future__ import annotations
@@ -13,61 +12,57 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from time import sleep
 
-import torch
-from torch.nn.functional import cross_entropy
-
+from whalefl.bench import subject
 from whalefl.bench.floor import CORES
-from whalefl.bench.processes import tree_mb
+from whalefl.bench.processes import tree_memory
 from whalefl.bench.results import SCHEMA
 from whalefl.bench.scenarios import CLASSES, LADDER, random_task
 from whalefl.errors import require
-from whalefl.federation.engine import Engine, PlainEngine
-from whalefl.federation.evaluation import EvaluationSettings
-from whalefl.federation.methods import make_method
-from whalefl.federation.simulation import Settings, simulate, use_one_thread
-from whalefl.federation.training import Training
-from whalefl.fleet.devices import KINDS, DeviceGroup, Fleet
 from whalefl.runs import write_json
-from whalefl.tasks.costs import level_costs
-from whalefl.tasks.partition import Partition
-from whalefl.tasks.task import Task
+from whalefl.tasks.costs import level_cost
 
-CLIENTS = (20, 200, 2000)
-COHORT = 20
-ROUNDS = 6
-EXAMPLES = 60_000
-ENGINES = ("plain", "workers", "workers-bf16")
-_LOOP = "loop"
+CLIENTS = (20, 40, 200, 2000)  # 20 are all of a cohort: from 40 on cohorts differ from round to round
+ROUNDS = 30  # after which cohorts drawn at random have had nearly every shape of stack
+ENGINES = subject.ENGINES
 _EVERY_S = 0.02
-_READY = "ready"
 
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """The memory of one run in MB: before it starts, and the most it takes beyond that."""
+    """The memory of one run in MB: what the process has before it starts, and what it takes beyond that.
+
+    `assembled_mb` is the data that it holds once all clients are there and before the first round, `data_mb` the most
+    data at any moment, `code_mb` the most pages of libraries' files. `shapes` is how many shapes of stacks it trained.
+    """
 
     clients: int
     cohort: int
+    shapes: int
     before_mb: float
-    beyond_mb: float
+    assembled_mb: float
+    data_mb: float
+    code_mb: float
 
 
 @dataclass(frozen=True)
 class MemoryResult:
     """Runs with ever more clients, beside the size of what has to be held: a model for each level and worker.
 
-    `loop_mb` is what training the whole model in a plain loop takes, which every worker does too.
+    `loop_mb` is the data that training the whole model in a plain loop takes, which every worker does too, and
+    `activations_mb` what of it a forward pass keeps for the backward pass; `fork_mb` is what the same loop takes more
+    in a forked process, which is where workers train.
     """
 
     engine: str
     command: str
     rounds: int
     model_mb: float
+    activations_mb: float
     loop_mb: float
+    fork_mb: float
     levels: int
     workers: int
     rows: tuple[MemoryRow, ...]
@@ -75,6 +70,40 @@ class MemoryResult:
     @property
     def models_mb(self) -> float:
         return self.model_mb * (self.levels + self.workers)
+
+    @property
+    def client_kb(self) -> float:
+        """What one more client takes, from the least to the most of them; 0 for a single run."""
+        first, last = self.rows[0], self.rows[-1]
+        return 1e3 * (last.assembled_mb - first.assembled_mb) / max(1, last.clients - first.clients)
+
+    @property
+    def shape_mb(self) -> float:
+        """What one more shape of stack takes, from the first run to the last: no other run is fitted."""
+        first, last = self.rows[0], self.rows[-1]
+        grown = last.data_mb - first.data_mb - self.client_kb * (last.clients - first.clients) / 1e3
+        return grown / max(1, last.shapes - first.shapes)
+
+    def parts(self, row: MemoryRow) -> dict[str, float]:
+        """What the data of a run is: known sizes, what was measured by itself, and the rest."""
+        forked = self.engine != "plain"
+        server = {"the global model, and when it was last trained: 2 models": 2 * self.model_mb}
+        if forked:
+            server["both anew and the counts as a round closes: 3 models"] = 3 * self.model_mb
+            server["the global model as workers read it: 1 model"] = self.model_mb
+        parts = {
+            **server,
+            "float64 sums: 2 models a worker": 2 * self.model_mb * self.workers,
+            "weights, momentum and gradients: 3 models a worker": 3 * self.model_mb * self.workers,
+            "activations of a training step, a worker": self.activations_mb * self.workers,
+            "the rest of a plain training loop, a worker": self.workers
+            * (self.loop_mb - 3 * self.model_mb - self.activations_mb),
+        }
+        if forked:
+            parts["what the loop takes more once forked, a worker"] = self.fork_mb * self.workers
+        parts["the clients"] = self.client_kb * row.clients / 1e3
+        parts["shapes of stacks beyond the first run's"] = self.shape_mb * (row.shapes - self.rows[0].shapes)
+        return {**parts, "what is left": row.data_mb - sum(parts.values())}
 
 
 def write_memory(path: Path, results: Sequence[MemoryResult]) -> None:
@@ -91,15 +120,19 @@ def read_memory(path: Path) -> list[MemoryResult]:
 
 
 def measure_memory(engine: str, clients: tuple[int, ...], rounds: int, command: str) -> MemoryResult:
-    """Run a short simulation for each number of clients, one after the other."""
+    """Run a simulation for each number of clients, one after the other."""
     require(Path("/proc/self/smaps_rollup").exists(), "memory", "off", "measured on Linux")
-    parameters = sum(weight.numel() for weight in random_task("mnist", CLASSES).initial_weights(0).values())
+    whole = level_cost(random_task("mnist", CLASSES), 1, 1.0)
+    loop = _measured(subject.LOOP, subject.COHORT, rounds).data_mb
+    forked = loop if engine == "plain" else _measured(subject.FORKED_LOOP, subject.COHORT, rounds).data_mb
     return MemoryResult(
         engine=engine,
         command=command,
         rounds=rounds,
-        model_mb=4 * parameters / 1e6,
-        loop_mb=_measured(_LOOP, COHORT, rounds).beyond_mb,
+        model_mb=4 * whole.parameters / 1e6,
+        activations_mb=subject.BATCH * whole.activation_bytes / 1e6,
+        loop_mb=loop,
+        fork_mb=forked - loop,
         levels=LADDER.levels,
         workers=1 if engine == "plain" else CORES,
         rows=tuple(_measured(engine, number, rounds) for number in clients),
@@ -107,72 +140,30 @@ def measure_memory(engine: str, clients: tuple[int, ...], rounds: int, command: 
 
 
 def _measured(engine: str, clients: int, rounds: int) -> MemoryRow:
-    command = [sys.executable, "-m", "whalefl.bench.memory", engine, str(clients), str(rounds)]
+    command = [sys.executable, "-m", "whalefl.bench.subject", engine, str(clients), str(rounds)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdin is not None and child.stdout is not None
         try:
-            require(child.stdout.readline().strip() == _READY, "the measured process", "gone", "alive")
-            before = peak = tree_mb(child.pid)
-            child.stdin.write("go\n")
-            child.stdin.flush()
+            looks = []
+            for name in subject.stops(engine):
+                require(child.stdout.readline().strip() == name, "the measured process", "gone", "alive")
+                looks.append(tree_memory(child.pid))
+                child.stdin.write("go\n")
+                child.stdin.flush()
             while child.poll() is None:
-                peak = max(peak, tree_mb(child.pid))
+                looks.append(tree_memory(child.pid))
                 sleep(_EVERY_S)
+            shapes = child.stdout.readline().split()
         finally:
             child.kill()
     require(child.returncode == 0, "the measured process's exit code", child.returncode, "0")
-    return MemoryRow(clients, min(COHORT, clients), before, peak - before)
-
-
-def _engine(name: str, task: Task, training: Training) -> Engine:
-    if name == "plain":
-        return PlainEngine(task, training)
-    from whalefl.federation.workers import WorkersEngine
-
-    return WorkersEngine(task, training, workers=CORES, precision="bf16" if name == "workers-bf16" else "fp32")
-
-
-def plain_steps(task: Task) -> None:
-    """The whole model trained on a few mini-batches, as anybody would."""
-    model = task.build(task.full).train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    for _ in range(10):
-        inputs, targets = task.prepare(task.train.inputs[:10]), task.train.targets[:10]
-        optimizer.zero_grad()
-        cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-
-def simulation_in_child(engine: str, clients: int, rounds: int) -> None:
-    """What is measured: a few rounds of HeteroFL with a cohort drawn from all clients, once somebody says so.
-
-    It stops before the last round, the only one after which the model would be evaluated, since evaluating is not the
-    engine's.
-    """
-    use_one_thread()
-    task = random_task("mnist", EXAMPLES)
-    level_costs(task, LADDER)  # counting FLOPs makes torch import much that it had put off
-    print(_READY, flush=True)
-    sys.stdin.readline()
-    if engine == _LOOP:
-        plain_steps(task)
-        return
-    fleet = Fleet(tuple(DeviceGroup(kind, count=clients // len(KINDS)) for kind in KINDS))
-    settings = Settings(
-        rounds=rounds + 1,
-        clients_per_round=COHORT,
-        partition=Partition(kind="iid"),
-        training=Training(iterations=10, batch=10),
-        evaluation=EvaluationSettings(every=rounds + 1),
+    before = looks[0]
+    return MemoryRow(
+        clients=clients,
+        cohort=min(subject.COHORT, clients),
+        shapes=int(shapes[1]) if shapes else 1,
+        before_mb=before.data_mb + before.code_mb,
+        assembled_mb=looks[1].data_mb - before.data_mb,
+        data_mb=max(look.data_mb for look in looks) - before.data_mb,
+        code_mb=max(look.code_mb for look in looks) - before.code_mb,
     )
-    trainer = _engine(engine, task, settings.training)
-    try:
-        every_round = simulate(task, make_method("heterofl"), fleet, settings=settings, engine=trainer)
-        for _ in islice(every_round, rounds):
-            pass
-    finally:
-        trainer.close()
-
-
-if __name__ == "__main__":
-    simulation_in_child(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -21,14 +21,28 @@ def tree(pid: int) -> list[int]:
     return found
 
 
-def tree_mb(pid: int) -> float:
+@dataclass(frozen=True)
+class Memory:
+    """Megabytes: data is what was written, by itself or where others can see it; code is what lies in files as it is.
+
+    Whether a page of code counts whole depends on who else has the file open: that of data does not.
+    """
+
+    data_mb: float
+    code_mb: float
+
+
+def tree_memory(pid: int) -> Memory:
     """The proportional memory of a process and all its descendants; pages they share count once."""
-    total = 0
+    kilobytes = dict.fromkeys(("Pss_Anon", "Pss_Shmem", "Pss_File"), 0)
     for member in tree(pid):
         with suppress(OSError):
-            lines = (_PROC / str(member) / "smaps_rollup").read_text().splitlines()
-            total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return total * 1024 / 1e6
+            for line in (_PROC / str(member) / "smaps_rollup").read_text().splitlines():
+                kind, _, value = line.partition(":")
+                if kind in kilobytes:
+                    kilobytes[kind] += int(value.split()[0])
+    anonymous, shared, files = (value * 1024 / 1e6 for value in kilobytes.values())
+    return Memory(anonymous + shared, files)
 
 
 def tree_cpu_s(pid: int) -> float:

@@ -66,8 +66,10 @@ def memory_header() -> tuple[str, ...]:
     return (
         "clients",
         "in a round",
+        "shapes",
         "before",
-        "at most beyond that",
+        "data beyond",
+        "code beyond",
         "model x (levels + workers)",
         "and a loop a worker",
     )
@@ -78,8 +80,10 @@ def memory_cells(result: MemoryResult) -> list[tuple[str, ...]]:
         (
             f"{row.clients:,}",
             str(row.cohort),
+            str(row.shapes),
             f"{row.before_mb:.0f} MB",
-            f"{row.beyond_mb:.0f} MB",
+            f"{row.data_mb:.0f} MB",
+            f"{row.code_mb:.0f} MB",
             f"{result.models_mb:.0f} MB",
             f"{result.models_mb + result.workers * result.loop_mb:.0f} MB",
         )
@@ -91,8 +95,19 @@ def memory_caption(result: MemoryResult) -> str:
     return (
         f"memory of the engine {result.engine}: {result.rounds} rounds of CNN@MNIST at {result.levels} levels, "
         f"a model of {result.model_mb:.1f} MB, workers: {result.workers}; a plain training loop of the whole "
-        f"model takes {result.loop_mb:.0f} MB."
+        f"model takes {result.loop_mb:.0f} MB of data. One more client takes {result.client_kb:.1f} KB, "
+        f"one more shape of stack {result.shape_mb:.1f} MB."
     )
+
+
+def parts_header(result: MemoryResult) -> tuple[str, ...]:
+    """The columns of what the data of each run consists of."""
+    return ("data beyond is", *(f"{row.clients:,} clients" for row in result.rows))
+
+
+def parts_cells(result: MemoryResult) -> list[tuple[str, ...]]:
+    runs = [result.parts(row) for row in result.rows]
+    return [(name, *(f"{parts[name]:.1f} MB" for parts in runs)) for name in runs[0]]
 
 
 def peer_header(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

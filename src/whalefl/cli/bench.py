@@ -17,7 +17,16 @@ from whalefl.bench.measuring import measure
 from whalefl.bench.memory import CLIENTS, ENGINES, ROUNDS, measure_memory, write_memory
 from whalefl.bench.results import write_results
 from whalefl.bench.scenarios import SCENARIOS
-from whalefl.bench.tables import caption, cells, header, memory_caption, memory_cells, memory_header
+from whalefl.bench.tables import (
+    caption,
+    cells,
+    header,
+    memory_caption,
+    memory_cells,
+    memory_header,
+    parts_cells,
+    parts_header,
+)
 from whalefl.bench.variants import VARIANTS
 from whalefl.cli.options import repeating_command, words
 from whalefl.errors import WhaleflError, require, require_one_of
@@ -54,6 +63,7 @@ def bench_memory(variants: str | None, out: Path | None) -> None:
             say(f"memory: {engine}")
             results.append(measure_memory(engine, CLIENTS, ROUNDS, command))
         _show(memory_header(), memory_cells(results[-1]), memory_caption(results[-1]))
+        _print_table(parts_header(results[-1]), parts_cells(results[-1]))
     write_memory(path, results)
     print(f"results         {path}")
     print(f"repeat with     {command}")
@@ -87,10 +97,13 @@ def _status() -> Iterator[Callable[[str], object]]:
 
 
 def _show(names: Sequence[str], rows: Sequence[Sequence[str]], text: str) -> None:
-    console = Console()
-    print(textwrap.fill(text, console.width))
+    print(textwrap.fill(text, Console().width))
+    _print_table(names, rows)
+
+
+def _print_table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(*[Column(name, no_wrap=True) for name in names], box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for row in rows:
         table.add_row(*row)
     # Never narrower than its numbers: a shortened table cannot be read, a long line can.
-    Console(width=max(console.width, 120)).print(table)
+    Console(width=max(Console().width, 120)).print(table)

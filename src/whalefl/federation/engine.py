@@ -10,12 +10,12 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from whalefl.federation.evaluation import Score, evaluate
 from whalefl.federation.local_training import train_stack
 from whalefl.federation.orders import Order, Outcome
-from whalefl.federation.stacks import LARGEST, Key, Precision, Stack, arrange, collect, load, resident, stack_key
+from whalefl.federation.stacks import LARGEST, Desk, Key, Precision, Stack, arrange, collect, load, resident, stack_key
 from whalefl.federation.training import Training
 from whalefl.subnet.aggregation import PartialSums
 from whalefl.subnet.slicing import Weights
@@ -29,7 +29,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:2")
 
 
 class Engine(Protocol):
-    """Whatever can train a round: what comes back are sums of slices and one outcome for each order."""
+    """Whatever can train a round: what comes back are sums of slices, which may be overwritten when it trains the next
+    one, and one outcome for each order."""
 
     def train(self, weights: Weights, orders: Sequence[Order]) -> tuple[PartialSums, list[Outcome]]: ...
 
@@ -51,13 +52,14 @@ class PlainEngine:
         self.task, self.training, self.precision, self.largest = task, training, precision, largest
         if task.train.inputs.is_cuda:
             use_precision(precision)
+        self._desk = Desk(task.axes.count)
         self._stacks: dict[Key, Stack] = {}
 
     def close(self) -> None:
         """There is nothing to give back."""
 
     def train(self, weights: Weights, orders: Sequence[Order]) -> tuple[PartialSums, list[Outcome]]:
-        sums = PartialSums(self.task.axes, self.task.train.inputs.device)
+        sums = PartialSums(self.task.axes, flat=self._sums.zero_())
         return sums, self.train_groups(weights, arrange(self.task, orders, self.largest), sums)
 
     def train_groups(self, weights: Weights, groups: Sequence[Sequence[Order]], sums: PartialSums) -> list[Outcome]:
@@ -74,6 +76,11 @@ class PlainEngine:
         return evaluate(self.task, self.whole, weights, calibration)
 
     @cached_property
+    def _sums(self) -> Tensor:
+        """Memory for the sums of a round, as large as two models: asked for once."""
+        return torch.empty(self.task.axes.count, dtype=torch.float64, device=self.task.train.inputs.device)
+
+    @cached_property
     def whole(self) -> nn.Module:
         """The whole model, to be evaluated."""
         return whole_model(self.task)
@@ -81,7 +88,7 @@ class PlainEngine:
     def _stack(self, group: Sequence[Order]) -> Stack:
         key = (*stack_key(group[0]), len(group))
         if key not in self._stacks:
-            self._stacks[key] = Stack(self.task, self.training, group[0], len(group), self.precision)
+            self._stacks[key] = Stack(self.task, self.training, group[0], len(group), self.precision, desk=self._desk)
         return self._stacks[key]
 
 

@@ -99,15 +99,20 @@ def rounds_of(federation: Federation, settings: Settings, engine: Engine) -> Ite
     calibration = federation_calibration(federation, settings)
     state = first_state(federation)
     while not finished(settings, state):
-        opened = open_round(federation, state)
-        sums, outcomes = engine.train(state.weights, opened.orders)
-        state, record = close_round(federation, state, opened, sums, outcomes)
+        state, record = _next_round(federation, state, engine)
         if state.round % settings.evaluation.every == 0 or finished(settings, state):
             score = engine.evaluate(state.weights, calibration)
             if not isfinite(score.loss):
                 raise Diverged(f"training diverged in round {state.round}: the test loss is {score.loss}")
             record = replace(record, accuracy=score.accuracy, loss=score.loss, metrics=score.more)
         yield Round(record, state)
+
+
+def _next_round(federation: Federation, state: State, engine: Engine) -> tuple[State, RoundRecord]:
+    """One round; its orders and sums are gone when the next one begins."""
+    opened = open_round(federation, state)
+    sums, outcomes = engine.train(state.weights, opened.orders)
+    return close_round(federation, state, opened, sums, outcomes)
 
 
 def federation_calibration(federation: Federation, settings: Settings) -> NDArray[np.int64]:
@@ -127,7 +132,7 @@ def first_state(federation: Federation) -> State:
         round=0,
         clock_s=0.0,
         weights={name: weight.to(task.train.inputs.device) for name, weight in weights.items()},
-        devices=tuple(DeviceState() for _ in federation.members),
+        devices=(DeviceState(),) * len(federation.members),
         last_trained=never_trained(task.axes, task.train.inputs.device),
     )
 
@@ -156,8 +161,11 @@ def enrol(
     devices = fleet.devices
     costs = level_costs(task, settings.ladder)
     measured = method.policy.needs_fisher
+    batches = [settings.training.batches(len(share.indices)) for share in shares]
+    works = {number: _works(costs, settings, number, measured) for number in set(batches)}
     members = tuple(
-        _member(device, share, costs, settings, measured) for device, share in zip(devices, shares, strict=True)
+        Member(device, _profile(device, number), share, works[number])
+        for device, share, number in zip(devices, shares, batches, strict=True)
     )
     return Federation(
         task=task,
@@ -176,11 +184,11 @@ def enrol(
     )
 
 
-def _member(device: Device, share: Share, costs: tuple[LevelCost, ...], settings: Settings, measured: bool) -> Member:
+def _works(costs: tuple[LevelCost, ...], settings: Settings, batches: int, measured: bool) -> tuple[Workload, ...]:
+    """What each level costs every device that trains on so many mini-batches."""
     batch = settings.training.batch
-    batches = settings.training.batches(len(share.indices))
     extra = settings.fisher.cost * min(settings.fisher.batches, batches) if measured else 0.0
-    works = tuple(
+    return tuple(
         Workload(
             level=cost.level,
             samples=batch * (batches + extra),
@@ -191,8 +199,10 @@ def _member(device: Device, share: Share, costs: tuple[LevelCost, ...], settings
         )
         for cost in costs
     )
-    profile = Profile(device.index, device.kind, device.fixed_level, device.widest_level, batches)
-    return Member(device, profile, share, works)
+
+
+def _profile(device: Device, batches: int) -> Profile:
+    return Profile(device.index, device.kind, device.fixed_level, device.widest_level, batches)
 
 
 def use_one_thread() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import accumulate
 from math import ceil, prod
 from typing import Literal
 
@@ -30,6 +31,7 @@ Precision = Literal["fp32", "tf32", "bf16"]
 PRECISIONS = ("fp32", "tf32", "bf16")
 
 _ALIGNED = 16  # bytes
+_LINE = 64  # bytes of a processor's cache, where torch lets its tensors begin
 
 NARROW = 1 / 4
 """Slices of this width and below are trained side by side."""
@@ -91,12 +93,14 @@ class Stack:
         copies: int = 1,
         precision: Precision = "fp32",
         model: nn.Module | None = None,
+        desk: Desk | None = None,
     ) -> None:
         self.task, self.training = task, training
         self.place = task.train.inputs.device
         # On a processor narrow slices are no faster in bf16: casting takes what the products gain.
         self._half = precision == "bf16" and (self.place.type != "cpu" or order.width > NARROW)
-        model = (model or _build(task, order, copies, self.place)).train()
+        self._desk = desk or Desk()
+        model = (model or _build(task, order, copies, self.place, self._desk)).train()
         self.weights: dict[str, Tensor] = dict(model.named_parameters())
         self.parts = by_copy([weight.detach() for weight in self.weights.values()], copies)
         room, batch = _room(order), order.batches.shape[1]
@@ -118,9 +122,9 @@ class Stack:
             model=model,
             copies=copies,
             weights=trained,
-            momentum=[torch.zeros_like(weight) for weight in trained],
+            momentum=self._desk.like("momentum", trained),
             absent=None if order.labels is None else self.inbox.there["absent"],
-            unit=[torch.zeros_like(weight) for weight in trained] if order.fisher_steps else [],
+            unit=self._desk.like("unit", trained) if order.fisher_steps else [],
         )
         self._augmented = order.augment_draws is not None
         self._unit_keys: list[object] = [None] * copies
@@ -144,6 +148,9 @@ class Stack:
             self._mark_units(orders)
 
     def _mark_units(self, orders: Sequence[Order]) -> None:
+        if self._desk.marked is not self._unit_keys:  # another stack has marked its own there
+            self._unit_keys[:] = [None] * len(orders)
+            self._desk.marked = self._unit_keys
         axes, trained = self.task.axes, [name for name, weight in self.weights.items() if weight.requires_grad]
         for copy, (order, masks) in enumerate(zip(orders, by_copy(self.learner.unit, len(orders)), strict=True)):
             key = (plan_key(axes, order.plan), plan_key(axes, order.unit_plan))
@@ -152,10 +159,13 @@ class Stack:
             self._unit_keys[copy] = key
             marks = torch.from_numpy(unit_marks(axes, order, trained)).to(self.place, non_blocking=True)
             parts = iter(torch.split(marks, [size for mask in masks for size in mask.shape]))
+            one = marks.new_ones(())
             for mask in masks:
-                mask.fill_(1.0)
-                for dim in range(mask.ndim):
-                    mask.mul_(next(parts).view([-1 if d == dim else 1 for d in range(mask.ndim)]))
+                views = [
+                    next(parts).view([-1 if d == dim else 1 for d in range(mask.ndim)]) for dim in range(mask.ndim)
+                ]
+                *most, last = one, *views
+                torch.mul(prod(most, start=one), last, out=mask)
 
     def advance(self, measured: bool) -> None:
         """One step on whatever the buffers hold."""
@@ -187,10 +197,40 @@ class Stack:
         return [outcome_of(self.task, order, parameters, own) for order, own in zip(orders, results, strict=True)]
 
 
-def _build(task: Task, order: Order, copies: int, place: torch.device) -> nn.Module:
+class Desk:
+    """Where stacks lay out what they train: weights, their momentum, and the marks of the unit.
+
+    Stacks that train one at a time share a desk, so that together they take no more memory than the largest of them.
+    Of each kind it has room for so many `numbers`, or for as many as are first asked for. `marked` is whose marks lie
+    there: what that stack remembers of them.
+    """
+
+    def __init__(self, numbers: int = 0) -> None:
+        self._numbers = numbers
+        self._room: dict[str, Tensor] = {}
+        self.marked: list[object] = []
+
+    def like(self, kind: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Room for tensors of these shapes and layouts, whatever lies there."""
+        sizes = [-(-tensor.nbytes // _LINE) * _LINE for tensor in tensors]
+        ends = list(accumulate(sizes, initial=0))
+        if kind not in self._room or len(self._room[kind]) < ends[-1]:
+            # Whoever got less room before keeps it.
+            least = self._numbers * torch.float32.itemsize
+            self._room[kind] = torch.empty(max(least, ends[-1]), dtype=torch.uint8, device=tensors[0].device)
+        return [
+            self._room[kind][start : start + tensor.nbytes].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+            for tensor, start in zip(tensors, ends, strict=False)
+        ]
+
+
+def _build(task: Task, order: Order, copies: int, place: torch.device, desk: Desk) -> nn.Module:
     shape = Shape.of(order.plan, order.width)
-    model = task.build(shape) if copies == 1 or task.stack is None else task.stack(shape, copies)
-    return resident(model, place)
+    model = resident(task.build(shape) if copies == 1 or task.stack is None else task.stack(shape, copies), place)
+    parameters = list(model.parameters())
+    for parameter, there in zip(parameters, desk.like("weights", [p.detach() for p in parameters]), strict=True):
+        parameter.data = there
+    return model
 
 
 def resident(model: nn.Module, place: torch.device) -> nn.Module:

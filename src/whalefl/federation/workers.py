@@ -131,8 +131,9 @@ class WorkersEngine:
         shares = share_out([self._cost(group) for group in groups], len(self._pipes))
         errands = {number: ("train", [groups[item] for item in share]) for number, share in enumerate(shares) if share}
         answers = self._asked(errands)
-        sums = PartialSums(self.task.axes)
-        for number in answers:
+        first, *others = sorted(answers)
+        sums = PartialSums(self.task.axes, flat=self._sums[first])
+        for number in others:
             sums.flat += self._sums[number]
         sums.contributions = [order.contribution for group in groups for order in group]
         return sums, [outcome for answer in answers.values() for outcome in answer]

@@ -8,7 +8,7 @@ with the number of devices.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from string import ascii_letters
@@ -22,6 +22,7 @@ from whalefl.subnet.axes import Axes, Dimension, Plan, Segment
 from whalefl.subnet.slicing import Weights, add_at, plan_index, plan_key
 
 _LETTERS = ascii_letters.replace("m", "")  # of dimensions; m stands for the devices
+_PIECE = 1 << 16  # numbers, which stay in the caches of a core
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,10 @@ class PartialSums:
         eq:HeteroFLaggre1 and eq:aggre: W_g = W_g^P u U_{p=2..P} (W_g^{p-1} \ W_g^p), where each region is the mean
         over the devices whose slice contains it. Written per coordinate: w_c = (1/|M_c|) sum_{m in M_c} w_{m,c}.
         """
-        old = join_flat(self.axes, weights)
-        count = join_flat(self.axes, counts).to(old.device)
-        mean = (self.flat / count).to(old.dtype)
-        return split_flat(self.axes, torch.where(count > 0, mean, old))
+        new = join_flat(self.axes, weights).clone()
+        for own, total, count in in_pieces(new, self.flat, join_flat(self.axes, counts).to(new.device)):
+            own.copy_(torch.where(count > 0, (total / count).to(own.dtype), own))
+        return split_flat(self.axes, new)
 
 
 def split_flat(axes: Axes, flat: Tensor) -> dict[str, Tensor]:
@@ -104,8 +105,20 @@ def split_flat(axes: Axes, flat: Tensor) -> dict[str, Tensor]:
 
 
 def join_flat(axes: Axes, parameters: Weights) -> Tensor:
-    """All parameters one after another: the inverse of `split_flat`."""
+    """All parameters one after another: the inverse of `split_flat`. What that has split is found again, not copied."""
+    whole = parameters[next(iter(axes.shapes))]._base
+    if whole is not None and whole.shape == (axes.count,):
+        parts = split_flat(axes, whole)
+        if all(parameters[name].is_set_to(part) for name, part in parts.items()):
+            return whole
     return torch.cat([parameters[name].flatten() for name in axes.shapes])
+
+
+def in_pieces(*flats: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Flat tensors stretch by stretch, so that what is computed on the way from one to the other takes no memory of
+    their size; a GPU, which has less to do with many short ones, gets them whole."""
+    length = _PIECE if flats[0].device.type == "cpu" else len(flats[0])
+    return zip(*(torch.split(flat, length) for flat in flats), strict=True)
 
 
 def count_devices(

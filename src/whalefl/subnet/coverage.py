@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whalefl.subnet.aggregation import Contribution, join_flat, kept_dimension, kept_positions, split_flat
+from whalefl.subnet.aggregation import Contribution, in_pieces, join_flat, kept_dimension, kept_positions, split_flat
 from whalefl.subnet.axes import Axes
 from whalefl.subnet.slicing import Weights
 from whalefl.values import CountShare, Coverage
@@ -38,17 +38,20 @@ def cover(
 
     `counts` is what `count_devices` says of the contributions.
     """
-    trained = torch.where(join_flat(axes, counts) > 0, round, join_flat(axes, last))
-    # One transfer: on a GPU every read of a number waits.
-    total, first = torch.stack([trained.sum(dtype=torch.int64), trained.min().long()]).tolist()
-    mean_last = total / axes.count
+    trained = join_flat(axes, last).clone()
+    found = []
+    for own, count in in_pieces(trained, join_flat(axes, counts)):
+        own.masked_fill_(count > 0, round)
+        found.append(torch.stack([own.sum(dtype=torch.int64), own.min().long()]))
+    totals, firsts = torch.stack(found, dim=1).tolist()  # one transfer: on a GPU every read of a number waits
+    mean_last = sum(totals) / axes.count
     shares = count_shares(axes, contributions)
     return (
         Coverage(
             least=min((s.devices for s in shares if s.devices > 0), default=0),
             untouched=sum(s.share for s in shares if s.devices == 0),
             mean_age=round - mean_last,
-            oldest_age=round - first,
+            oldest_age=round - min(firsts),
             counts=shares,
         ),
         split_flat(axes, trained),
