@@ -60,8 +60,8 @@ def planned(*cells: Cell, store: Store = NOWHERE, **request: object) -> list[Ent
     return plan(cells, store, Costs({}), Request(**request))  # type: ignore[arg-type]
 
 
-def place(folder: Path, jobs: int = 1, time_limit_s: float | None = None) -> Place:
-    return Place(folder / "results", folder / "work", jobs, time_limit_s, "whalefl reproduce tiny", "abc")
+def place(folder: Path, jobs: int = 1, time_limit_s: float | None = None, together: int = 1) -> Place:
+    return Place(folder / "results", folder / "work", jobs, together, time_limit_s, "whalefl reproduce tiny", "abc")
 
 
 def no_listener(name: str, record: RoundRecord) -> None:
@@ -253,6 +253,23 @@ def test_runs_go_side_by_side_and_none_starts_that_does_not_fit(tmp_path: Path) 
     assert list(carry_out_all(entries, Request(), place(tmp_path, time_limit_s=0.0), no_listener)) == []
 
 
+def test_runs_that_train_alike_share_a_process(tmp_path: Path) -> None:
+    """Two seeds of two methods, and one that needs another's levels: each file is as if its run had been alone."""
+    stores = {}
+    for together in (1, 3):
+        where = place(tmp_path / str(together), together=together)
+        stores[together] = Store(where.results)
+        done = [run.name for run in carry_out_all(planned(*CELLS, seeds=2), Request(), where, no_listener)]
+        assert len(set(done)) == len(done) == 6
+    for entry in planned(*CELLS, seeds=2):
+        alone, shared = (stores[together].find(entry.run) for together in (1, 3))
+        assert alone is not None and shared is not None
+        apart = {"seconds", "side_by_side"}
+        assert {k: v for k, v in alone.compact.items() if k not in apart} == {
+            k: v for k, v in shared.compact.items() if k not in apart
+        }
+
+
 def test_a_run_that_diverges_is_kept_as_what_it_is(tmp_path: Path) -> None:
     cell = replace(FEDAVG, overrides=(*SMALL, ("training.lr", 1e30), ("training.clip", 0.0)), seeds=1)
     store = Store(tmp_path / "results")
@@ -280,7 +297,7 @@ def test_guesses_know_tasks_methods_and_machines() -> None:
 
 
 def test_the_command_prints_a_plan_and_refuses_what_it_does_not_know(tmp_path: Path, capsys) -> None:
-    options = Options(tmp_path, tmp_path, None, None, "cuda", None, "mnist", None, 1, 4, None, "abc")
+    options = Options(tmp_path, tmp_path, None, None, "cuda", None, "mnist", None, 1, 4, 1, None, "abc")
     reproduce_study("table3", options, plan_only=True, report_only=False)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 * len(SEVEN) + 1

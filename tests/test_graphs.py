@@ -8,6 +8,7 @@ from statistics import median
 import pytest
 import torch
 
+from whalefl.errors import Diverged
 from whalefl.federation.engine import PlainEngine
 from whalefl.federation.methods import make_method
 from whalefl.federation.rounds import close_round, open_round
@@ -60,6 +61,26 @@ def test_a_round_on_the_gpu_equals_the_plain_engine(method: str) -> None:
         assert median(errors) < 1e-3 and max(errors) < 0.2
         state = after
     assert method == "fedavg" or len(levels) >= 3
+
+
+@pytest.mark.parametrize("method", ["whale", "whaledropout"])
+def test_rounds_of_several_runs_at_once_are_as_those_of_each(method: str) -> None:
+    from whalefl.federation.graphs import GraphEngine
+
+    task, whale = digits().to("cuda"), make_method(method, Whale(quantile=0.9))
+    runs = [assemble(task, whale, Fleet(), Weather(), SETTINGS, Seeds.all(seed)) for seed in (1, 2, 3)]
+    states = [first_state(run) for run in runs]
+    alone, together = (GraphEngine(task, TRAINING, "fp32") for _ in range(2))
+    for _ in range(3):
+        opened = [open_round(run, state) for run, state in zip(runs, states, strict=True)]
+        answers = together.train_all([(s.weights, o.orders) for s, o in zip(states, opened, strict=True)])
+        for number, answer in enumerate(answers):
+            assert not isinstance(answer, Diverged)
+            sums, outcomes = alone.train(states[number].weights, opened[number].orders)
+            assert (answer[0].flat - sums.flat).norm() < 1e-5 * sums.flat.norm()
+            losses = {outcome.device: outcome.loss for outcome in outcomes}
+            assert {o.device: o.loss for o in answer[1]} == pytest.approx(losses, rel=1e-4)
+            states[number], _ = close_round(runs[number], states[number], opened[number], sums, outcomes)
 
 
 def on_gpu(task: Task, precision: str, rounds: int) -> list[float | None]:

@@ -13,12 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 from conftest import made_up_task
+from whalefl.errors import Diverged
 from whalefl.federation.engine import PlainEngine
 from whalefl.federation.evaluation import Score
 from whalefl.federation.methods import METHODS, Method, make_method
 from whalefl.federation.orders import Order, Outcome
 from whalefl.federation.rounds import Aggregation, close_round, draw_batches, open_round
-from whalefl.federation.simulation import Settings, assemble, first_state, simulate
+from whalefl.federation.simulation import Settings, assemble, first_state, rounds_together, simulate
 from whalefl.federation.training import Training
 from whalefl.fleet.devices import DeviceGroup, Fleet
 from whalefl.fleet.latency import LatencySettings
@@ -276,3 +277,24 @@ def test_records_are_plain_values(corners: Task) -> None:
 
     record = records(corners, "whale", rounds=3)[-1]
     assert json.loads(json.dumps(asdict(record), allow_nan=False))["devices"][0]["known"]["computing_s"] > 0
+
+
+def test_runs_that_share_an_engine_are_as_if_they_ran_alone(corners: Task) -> None:
+    lengths, method = {1: 2, 2: 4, 3: 4}, make_method("whale")
+
+    def settings(seed: int) -> Settings:
+        lr = 1e30 if seed == 3 else TRAINING.lr  # which diverges
+        return replace(SETTINGS, rounds=lengths[seed], training=replace(TRAINING, lr=lr))
+
+    runs = [
+        (assemble(corners, method, Fleet(), Weather(), settings(seed), Seeds.all(seed)), settings(seed))
+        for seed in lengths
+    ]
+    found: dict[int, list[object]] = {1: [], 2: [], 3: []}
+    for number, ended in rounds_together(runs, PlainEngine(corners, TRAINING)):
+        found[number + 1].append(ended if isinstance(ended, Diverged) else ended.record)
+    for seed in (1, 2):
+        alone = simulate(corners, method, settings=settings(seed), seeds=Seeds.all(seed))
+        assert found[seed] == [finished.record for finished in alone]
+        assert len(found[seed]) == lengths[seed]
+    assert isinstance(found[3][-1], Diverged)

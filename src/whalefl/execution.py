@@ -18,12 +18,12 @@ from torch import Tensor
 
 from whalefl import __version__
 from whalefl.config import Experiment, to_toml
-from whalefl.errors import WhaleflError
+from whalefl.errors import Diverged, WhaleflError
 from whalefl.federation.engine import Engine, PlainEngine, use_precision
 from whalefl.federation.ownership import ownership
 from whalefl.federation.rounds import Federation
 from whalefl.federation.serving import serve_levels
-from whalefl.federation.simulation import assemble, federation_calibration, rounds_of, use_one_thread
+from whalefl.federation.simulation import assemble, federation_calibration, over, rounds_together, use_one_thread
 from whalefl.federation.workers import WorkersEngine, can_fork, cores
 from whalefl.runs import LEVELS, MODEL, OWNERSHIP, STATISTICS, RunFolder, write_atomic, write_json
 from whalefl.subnet.slicing import Weights
@@ -66,24 +66,48 @@ def _task(experiment: Experiment) -> Task:
 
 def execute(job: Job, listener: Listener) -> RunFolder:
     """Run one experiment and leave its folder."""
+    (diverged,) = execute_together([job], listener)
+    if diverged is not None:
+        raise diverged
+    return RunFolder(job.folder)
+
+
+def execute_together(jobs: Sequence[Job], listener: Listener) -> list[Diverged | None]:
+    """Run experiments that train alike on one engine, round by round, each into its folder.
+
+    Says of each whether and how it diverged, which does not touch the others.
+    """
     use_one_thread()
-    federation = prepared(job.experiment)
-    with closing(_engine_of(job.experiment, federation.task)) as engine:
-        folder = RunFolder.create(job.folder, to_toml(job.experiment), job.command, __version__, federation.task.notes)
-        status = "failed"
+    federations = [prepared(job.experiment) for job in jobs]
+    runs = [(federation, job.experiment) for federation, job in zip(federations, jobs, strict=True)]
+    results: list[Diverged | None] = [None] * len(jobs)
+    with closing(_engine_of(jobs[0].experiment, federations[0].task)) as engine:
+        folders = [_folder(job, federation) for job, federation in zip(jobs, federations, strict=True)]
+        statuses = ["failed"] * len(jobs)
         try:
-            write_json(folder.path / OWNERSHIP, ownership(federation))
-            for finished in rounds_of(federation, job.experiment, engine):
-                folder.append(finished.record)
-                listener(job.name, finished.record)
-            write_model(folder, finished.state.weights)
-            write_levels(folder, federation, job.experiment, finished.state.weights)
-            status = "finished"
+            for number, finished in rounds_together(runs, engine):
+                if isinstance(finished, Diverged):
+                    results[number] = finished
+                    continue
+                folders[number].append(finished.record)
+                listener(jobs[number].name, finished.record)
+                if over(jobs[number].experiment, finished.state):
+                    write_model(folders[number], finished.state.weights)
+                    write_levels(folders[number], *runs[number], finished.state.weights)
+                    statuses[number] = "finished"
         except KeyboardInterrupt:
-            status = "interrupted"
+            statuses = ["interrupted" if status == "failed" else status for status in statuses]
             raise
         finally:
-            folder.finish(status)
+            for folder, status in zip(folders, statuses, strict=True):
+                folder.finish(status)
+    return results
+
+
+def _folder(job: Job, federation: Federation) -> RunFolder:
+    """The folder of a run that begins."""
+    folder = RunFolder.create(job.folder, to_toml(job.experiment), job.command, __version__, federation.task.notes)
+    write_json(folder.path / OWNERSHIP, ownership(federation))
     return folder
 
 
@@ -136,11 +160,7 @@ def _engine_of(experiment: Experiment, task: Task) -> Engine:
     global _recorded
     if experiment.device != "cuda":
         return make_engine(experiment, task)
-    key = (
-        (experiment.task, experiment.data_dir, experiment.norm, experiment.evaluation.on),
-        (experiment.device, experiment.engine, experiment.precision),
-        replace(experiment.training, lr=1.0),  # the rate comes with every order
-    )
+    key = training_key(experiment)
     if _recorded is None or _recorded[0] != key:
         _recorded = None
         torch.cuda.empty_cache()  # what was recorded before leaves memory that nothing recorded later could use
@@ -148,14 +168,46 @@ def _engine_of(experiment: Experiment, task: Task) -> Engine:
     return _recorded[1]
 
 
-def execute_all(jobs: Sequence[Job], workers: int, listener: Listener) -> list[RunFolder]:
-    """Run several experiments, `workers` at a time; every run is the same as if it ran alone."""
+def training_key(experiment: Experiment) -> object:
+    """Experiments with the same key train alike: one engine serves them all."""
+    return (
+        (experiment.task, experiment.data_dir, experiment.norm, experiment.evaluation.on),
+        (experiment.device, experiment.engine, experiment.precision),
+        replace(experiment.training, lr=1.0),  # the rate comes with every order
+    )
+
+
+def execute_all(jobs: Sequence[Job], workers: int, listener: Listener, together: int = 1) -> list[RunFolder]:
+    """Run several experiments, in `workers` processes, each `together` at a time; every run is as if it ran alone."""
     for job in jobs:
         prepared(job.experiment)
-    upcoming = iter(jobs)
-    for _ in side_by_side(execute, lambda: next(upcoming, None), min(workers, len(jobs)), listener):
+    batches = in_batches(jobs, lambda job: training_key(job.experiment), together)
+    upcoming = iter(batches)
+    for _ in side_by_side(_execute_batch, lambda: next(upcoming, None), min(workers, len(batches)), listener):
         pass
     return [RunFolder(job.folder) for job in jobs]
+
+
+def _execute_batch(jobs: Sequence[Job], listener: Listener) -> None:
+    for diverged in execute_together(jobs, listener):
+        if diverged is not None:
+            raise diverged
+
+
+Item = TypeVar("Item")
+
+
+def in_batches(items: Sequence[Item], key: Callable[[Item], object], most: int) -> list[list[Item]]:
+    """Items in batches of one key and of at most so many, in the order in which each batch's first one comes."""
+    batches: list[list[Item]] = []
+    for item in items:
+        open_ones = (batch for batch in batches if len(batch) < most and key(batch[0]) == key(item))
+        batch = next(open_ones, None)
+        if batch is None:
+            batches.append([item])
+        else:
+            batch.append(item)
+    return batches
 
 
 Work = TypeVar("Work")

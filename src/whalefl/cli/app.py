@@ -83,12 +83,13 @@ def compare(
     data_dir: DataDir = None,
     out: Out = None,
     jobs: Annotated[int | None, typer.Option(help="Runs side by side; one for each core if left out.")] = None,
+    together: Annotated[int, typer.Option(help="Runs that train alike and share a process, for a GPU.")] = 1,
 ) -> None:
     """Train with several methods and seeds under the same weather, and leave a table and pictures."""
     from whalefl.cli.compare import compare_methods
 
     options = {"rounds": rounds, **_places(device, data_dir)}
-    compare_methods(task, config, options, methods, seeds, sweep or [], set_ or [], out, jobs)
+    compare_methods(task, config, options, methods, seeds, sweep or [], set_ or [], out, jobs, together)
 
 
 @app.command()
@@ -127,6 +128,7 @@ def reproduce(
     plan: Annotated[bool, typer.Option("--plan", help="Only print the runs, the most worthwhile first.")] = False,
     report_only: Annotated[bool, typer.Option("--report-only", help="Run nothing; only write the pages.")] = False,
     jobs: Annotated[int, typer.Option(help="Runs side by side.")] = 1,
+    together: Annotated[int, typer.Option(help="Runs that train alike and share a process, for a GPU.")] = 1,
     time_limit: Annotated[
         float | None, typer.Option(help="Start no run that is not expected to end within so many seconds from now.")
     ] = None,
@@ -145,7 +147,19 @@ def reproduce(
     from whalefl.cli.reproduce import Options, reproduce_study
 
     options = Options(
-        results, work, claims, readme, device, data_dir, only_tasks, only_methods, seeds, jobs, time_limit, commit
+        results,
+        work,
+        claims,
+        readme,
+        device,
+        data_dir,
+        only_tasks,
+        only_methods,
+        seeds,
+        jobs,
+        together,
+        time_limit,
+        commit,
     )
     reproduce_study(name, options, plan, report_only)
 

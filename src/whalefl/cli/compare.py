@@ -33,9 +33,11 @@ def compare_methods(
     pairs: Sequence[str],
     out: Path | None,
     jobs: int | None,
+    together: int,
 ) -> None:
     if jobs is not None:
         require(jobs >= 1, "jobs", jobs, "at least 1")
+    require(together >= 1, "together", together, "at least 1")
     refuse_keys(("method", "seed"), pairs, "--set")
     refuse_keys(("task", "method", "seed", "target"), sweep, "--sweep")
     variants = {
@@ -50,7 +52,7 @@ def compare_methods(
     command = repeating_command()
     work = {key: _job(folder, *key, experiment) for key, experiment in variants.items()}
     with progress_of({job.name: job.experiment for job in work.values()}) as listener:
-        execute_all(list(work.values()), jobs or os.cpu_count() or 1, listener)
+        execute_all(list(work.values()), jobs or os.cpu_count() or 1, listener, together)
     runs: dict[str, dict[int, RunFolder]] = {}
     for (label, seed), job in work.items():
         runs.setdefault(label, {})[seed] = RunFolder(job.folder)

@@ -41,6 +41,7 @@ class Options:
     only_methods: str | None
     seeds: int | None
     jobs: int
+    together: int
     time_limit: float | None
     commit: str | None
 
@@ -48,6 +49,7 @@ class Options:
 def reproduce_study(name: str, options: Options, plan_only: bool, report_only: bool) -> None:
     require_one_of("name", name, [*STUDIES, ALL])
     require(options.jobs >= 1, "jobs", options.jobs, "at least 1")
+    require(options.together >= 1, "together", options.together, "at least 1")
     if options.seeds is not None:
         require(options.seeds >= 1, "seeds", options.seeds, "at least 1")
     studies = REPORTED if name == ALL else (STUDIES[name],)
@@ -60,7 +62,7 @@ def reproduce_study(name: str, options: Options, plan_only: bool, report_only: b
     )
     store = Store(options.results)
     if plan_only:
-        _print_plan(_planned(studies, store, request), options.jobs)
+        _print_plan(_planned(studies, store, request), options.jobs * options.together)
         return
     if not report_only:
         start, entries = time.monotonic(), _planned(studies, store, request)
@@ -91,7 +93,8 @@ def _names(option: str, text: str | None, known: Sequence[str]) -> tuple[str, ..
 
 def _carry_out(entries: Sequence[Entry], request: Request, options: Options) -> None:
     command = repeating_command()
-    place = Place(options.results, options.work, options.jobs, options.time_limit, command, options.commit or _commit())
+    commit = options.commit or _commit()
+    place = Place(options.results, options.work, options.jobs, options.together, options.time_limit, command, commit)
     waiting = missing(entries)
     if not waiting:
         return

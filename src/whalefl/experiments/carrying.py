@@ -12,8 +12,7 @@ import torch
 
 from whalefl import __version__
 from whalefl.config import Experiment
-from whalefl.errors import Diverged
-from whalefl.execution import Job, Listener, execute, side_by_side
+from whalefl.execution import Job, Listener, execute_together, side_by_side, training_key
 from whalefl.experiments.cells import Run, settings_of
 from whalefl.experiments.plan import Entry, Request, missing
 from whalefl.experiments.store import SCHEMA, Store
@@ -24,11 +23,13 @@ from whalefl.scheduling.replay import write_levels
 
 @dataclass(frozen=True)
 class Place:
-    """Where results and run folders go, how many runs go side by side, how long, and what is noted of their origin."""
+    """Where results and run folders go, in how many processes runs are made, how many together in each, how long, and
+    what is noted of their origin."""
 
     results: Path
     work: Path
     jobs: int
+    together: int
     time_limit_s: float | None
     command: str
     commit: str
@@ -55,17 +56,25 @@ def carry_out_all(entries: Sequence[Entry], request: Request, place: Place, list
     store, waiting = Store(place.results), missing(entries)
     start = time.monotonic()
 
-    def upcoming() -> Work | None:
+    def upcoming() -> list[Work] | None:
+        """The next run, and the next ones that train like it."""
         left = float("inf") if place.time_limit_s is None else place.time_limit_s - (time.monotonic() - start)
-        for entry in waiting:
+        batch: list[Work] = []
+        for entry in list(waiting):
             experiment = resolved(entry.run, store, place.work) if entry.seconds <= left else None
-            if experiment is not None:
+            if experiment is None:
+                continue
+            work = Work(entry.run, request.place(experiment), place)
+            if not batch or training_key(work.experiment) == training_key(batch[0].experiment):
                 waiting.remove(entry)
-                return Work(entry.run, request.place(experiment), place)
-        return None
+                batch.append(work)
+            if len(batch) == place.together:
+                break
+        return batch or None
 
-    for work in side_by_side(carry_out, upcoming, place.jobs, listener):
-        yield work.run
+    for batch in side_by_side(carry_out, upcoming, place.jobs, listener):
+        for work in batch:
+            yield work.run
 
 
 def resolved(run: Run, store: Store, work: Path) -> Experiment | None:
@@ -87,18 +96,18 @@ def resolved(run: Run, store: Store, work: Path) -> Experiment | None:
     return replace(run.experiment, replay=replace(run.experiment.replay, file=str(path)))
 
 
-def carry_out(work: Work, listener: Listener) -> None:
-    """One run, from its start whatever an earlier attempt left, and its compact metrics."""
-    shutil.rmtree(work.folder, ignore_errors=True)
+def carry_out(batch: Sequence[Work], listener: Listener) -> None:
+    """Runs that train alike, from their start whatever an earlier attempt left, and their compact metrics."""
+    for work in batch:
+        shutil.rmtree(work.folder, ignore_errors=True)
     start = time.perf_counter()
-    status, reason = "finished", None
-    try:
-        execute(Job(work.run.name, work.experiment, work.folder, work.place.command), listener)
-    except Diverged as error:
-        status, reason = "diverged", str(error)
-    metrics = compact_metrics(list(RunFolder(work.folder).records()))
-    header = _header(work, status, reason, time.perf_counter() - start)
-    Store(work.place.results).save(work.run, {**header, **metrics})
+    jobs = [Job(work.run.name, work.experiment, work.folder, work.place.command) for work in batch]
+    results = execute_together(jobs, listener)
+    seconds = (time.perf_counter() - start) / len(batch)
+    for work, diverged in zip(batch, results, strict=True):
+        status, reason = ("finished", None) if diverged is None else ("diverged", str(diverged))
+        metrics = compact_metrics(list(RunFolder(work.folder).records()))
+        Store(work.place.results).save(work.run, {**_header(work, status, reason, seconds), **metrics})
 
 
 def _header(work: Work, status: str, reason: str | None, seconds: float) -> Compact:
@@ -119,6 +128,6 @@ def _header(work: Work, status: str, reason: str | None, seconds: float) -> Comp
         "version": __version__,
         "device": "cuda" if on_gpu else "cpu",
         "machine": torch.cuda.get_device_name() if on_gpu else "cpu",
-        "side_by_side": work.place.jobs,
+        "side_by_side": work.place.jobs * work.place.together,
         "seconds": round(seconds, 1),
     }

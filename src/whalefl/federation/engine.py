@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from whalefl.errors import Diverged
 from whalefl.federation.evaluation import Score, evaluate
 from whalefl.federation.local_training import train_stack
 from whalefl.federation.orders import Order, Outcome
@@ -28,11 +29,18 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:2")
 
 
+Ask = tuple[Weights, Sequence[Order]]
+"""A round to be trained: the global model and the orders."""
+
+Answer = tuple[PartialSums, list[Outcome]]
+"""Sums of slices, and one outcome for each order."""
+
+
 class Engine(Protocol):
     """Whatever can train a round: what comes back are sums of slices, which may be overwritten when it trains the next
     one, and one outcome for each order."""
 
-    def train(self, weights: Weights, orders: Sequence[Order]) -> tuple[PartialSums, list[Outcome]]: ...
+    def train(self, weights: Weights, orders: Sequence[Order]) -> Answer: ...
 
     def evaluate(self, weights: Weights, calibration: NDArray[np.int64]) -> Score:
         """The whole model on the test set, with batch-norm statistics over these training samples."""
@@ -40,6 +48,26 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give back whatever the engine holds beside memory."""
+
+
+@runtime_checkable
+class EngineOfSeveral(Engine, Protocol):
+    """One that trains the rounds of several runs at once, as a GPU can that one round does not fill."""
+
+    def train_all(self, asks: Sequence[Ask]) -> Sequence[Answer | Diverged]: ...
+
+
+def train_all(engine: Engine, asks: Sequence[Ask]) -> Iterator[Answer | Diverged]:
+    """Train a round of each of several runs: at once if the engine can, else one when the one before is dealt with."""
+    if isinstance(engine, EngineOfSeveral):
+        yield from engine.train_all(asks)
+        return
+    for weights, orders in asks:
+        try:
+            answer: Answer | Diverged = engine.train(weights, orders)
+        except Diverged as error:
+            answer = error
+        yield answer
 
 
 class PlainEngine:
@@ -58,7 +86,7 @@ class PlainEngine:
     def close(self) -> None:
         """There is nothing to give back."""
 
-    def train(self, weights: Weights, orders: Sequence[Order]) -> tuple[PartialSums, list[Outcome]]:
+    def train(self, weights: Weights, orders: Sequence[Order]) -> Answer:
         sums = PartialSums(self.task.axes, flat=self._sums.zero_())
         return sums, self.train_groups(weights, arrange(self.task, orders, self.largest), sums)
 

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from whalefl.errors import require_one_of
-from whalefl.federation.engine import use_precision, whole_model
+from whalefl.errors import Diverged, require_one_of
+from whalefl.federation.engine import Answer, Ask, use_precision, whole_model
 from whalefl.federation.evaluation import Score, evaluate
-from whalefl.federation.orders import Order, Outcome
+from whalefl.federation.orders import Order
 from whalefl.federation.stacks import PRECISIONS, Inbox, Key, Precision, Stack, stack_key
 from whalefl.federation.training import Training
 from whalefl.subnet.aggregation import Contribution, PartialSums, by_plan, counting_mask, join_flat
@@ -60,21 +60,33 @@ class GraphEngine:
     def close(self) -> None:
         """There is nothing to give back."""
 
-    def train(self, weights: Weights, orders: Sequence[Order]) -> tuple[PartialSums, list[Outcome]]:
-        # The widest take longest, so they start first.
-        placed = self._place(sorted(orders, key=lambda order: (order.level, order.device)))
-        torch.cuda.manual_seed(orders[0].noise_seed)  # one source of noise for all slots, in no order of theirs
-        batches = self._aimed(placed)
-        self._replay(placed, join_flat(self.task.axes, weights), batches)
-        sums = self._collect(batches, placed)
+    def train(self, weights: Weights, orders: Sequence[Order]) -> Answer:
+        (answer,) = self.train_all([(weights, orders)])
+        if isinstance(answer, Diverged):
+            raise answer
+        return answer
+
+    def train_all(self, asks: Sequence[Ask]) -> list[Answer | Diverged]:
+        """The rounds of several runs side by side, as if they were one."""
+        asked = [(number, order) for number, (_, orders) in enumerate(asks) for order in orders]
+        asked.sort(key=lambda one: (one[1].level, one[1].device))  # the widest take longest, so they start first
+        placed = self._place([order for _, order in asked])
+        torch.cuda.manual_seed(asks[0][1][0].noise_seed)  # one source of noise for all slots, in no order of theirs
+        places = [[place for place, (owner, _) in enumerate(asked) if owner == number] for number in range(len(asks))]
+        batches = [self._aimed(placed, own) for own in places]
+        sources = {
+            place: (whole, nested.position)
+            for (weights, _), own in zip(asks, batches, strict=True)
+            for whole in [join_flat(self.task.axes, weights)]
+            for nested in own
+            for place in nested.places
+        }
+        self._replay(placed, sources)
+        sums = [self._collect(own, [placed[place][1] for place in at]) for own, at in zip(batches, places, strict=True)]
         room = max(slot.stack.results.shape[-1] for slot, _ in placed)
         padded = [pad(slot.stack.results, (0, room - slot.stack.results.shape[-1])) for slot, _ in placed]
         results = torch.stack(padded).cpu()  # the only wait of a round
-        return sums, [
-            outcome
-            for (slot, order), own in zip(placed, results, strict=True)
-            for outcome in slot.stack.outcomes([order], own)
-        ]
+        return [_answer(own, [(*placed[p], results[p]) for p in at]) for own, at in zip(sums, places, strict=True)]
 
     def evaluate(self, weights: Weights, calibration: NDArray[np.int64]) -> Score:
         return evaluate(self.task, self._whole, weights, calibration)
@@ -97,10 +109,12 @@ class GraphEngine:
             taken[key] += 1
         return placed
 
-    def _aimed(self, placed: Placed) -> list[Nested]:
-        """Slots with the same slice together; whatever their sums will need is sent now, since later it would wait."""
+    def _aimed(self, placed: Placed, own: Sequence[int]) -> list[Nested]:
+        """A run's slots, those with the same slice together; whatever their sums will need is sent now, since later it
+        would wait."""
         batches = []
-        for places in by_plan(self.task.axes, [order.contribution for _, order in placed]):
+        for alike in by_plan(self.task.axes, [placed[place][1].contribution for place in own]):
+            places = [own[number] for number in alike]
             members = [placed[place] for place in places]
             first, order = members[0]
             batches.append(Nested(places, [slot for slot, _ in members], first.aim(order.plan), self._shares(members)))
@@ -128,9 +142,11 @@ class GraphEngine:
             self._known_shares[key] = (rows * contribution.weight).to(self.place)
         return self._known_shares[key]
 
-    def _replay(self, placed: Placed, whole: Tensor, batches: Sequence[Nested]) -> None:
-        """Load every slot with its part of the whole model and train it, each on a stream of its own."""
-        positions = {place: nested.position for nested in batches for place in nested.places}
+    def _replay(self, placed: Placed, sources: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+        """Load every slot with its part of its run's model and train it, each on a stream of its own.
+
+        `sources` are, for every place, the model and the positions in it.
+        """
         main = torch.cuda.current_stream()
         for stream in self._streams:
             stream.wait_stream(main)
@@ -139,15 +155,16 @@ class GraphEngine:
                 if step < len(order.batches):
                     torch.cuda.set_stream(self._streams[number % _STREAMS])
                     if step == 0:
-                        torch.index_select(whole, 0, positions[number], out=slot.flat)
+                        whole, position = sources[number]
+                        torch.index_select(whole, 0, position, out=slot.flat)
                         slot.stack.begin([order])
                     slot.replay(measured=step in order.fisher_steps)
         torch.cuda.set_stream(main)
         for stream in self._streams:
             main.wait_stream(stream)
 
-    def _collect(self, batches: Sequence[Nested], placed: Placed) -> PartialSums:
-        """The sum of all slices: first of those with the same plan, then into the whole model."""
+    def _collect(self, batches: Sequence[Nested], orders: Sequence[Order]) -> PartialSums:
+        """The sum of all slices of a run: first of those with the same plan, then into the whole model."""
         sums = PartialSums(self.task.axes, self.place)
         for nested in batches:
             copies = torch.stack([slot.flat for slot in nested.slots])
@@ -157,8 +174,16 @@ class GraphEngine:
                 own = copies[:, start:stop].view(len(copies), *shape)
                 total[start:stop] = (own.double() * share).sum(dim=0).flatten()
             sums.flat.index_add_(0, nested.position, total)
-        sums.contributions = [order.contribution for _, order in placed]
+        sums.contributions = [order.contribution for order in orders]
         return sums
+
+
+def _answer(sums: PartialSums, trained: Sequence[tuple[Slot, Order, Tensor]]) -> Answer | Diverged:
+    """A run's sums and what its devices report, from slots, orders and results."""
+    try:
+        return sums, [outcome for slot, order, own in trained for outcome in slot.stack.outcomes([order], own)]
+    except Diverged as error:
+        return error
 
 
 @dataclass(frozen=True, eq=False)

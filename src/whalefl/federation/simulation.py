@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from whalefl.errors import Diverged, require, require_finite_number
-from whalefl.federation.engine import Engine, PlainEngine
+from whalefl.federation.engine import Engine, PlainEngine, train_all
 from whalefl.federation.evaluation import EvaluationSettings, calibration_indices
 from whalefl.federation.methods import Method
 from whalefl.federation.rounds import (
@@ -96,23 +96,64 @@ def simulate(
 
 def rounds_of(federation: Federation, settings: Settings, engine: Engine) -> Iterator[Round]:
     """Train an assembled federation; yields every round as it ends."""
-    calibration = federation_calibration(federation, settings)
-    state = first_state(federation)
-    while not finished(settings, state):
-        state, record = _next_round(federation, state, engine)
-        if state.round % settings.evaluation.every == 0 or finished(settings, state):
-            score = engine.evaluate(state.weights, calibration)
-            if not isfinite(score.loss):
-                raise Diverged(f"training diverged in round {state.round}: the test loss is {score.loss}")
-            record = replace(record, accuracy=score.accuracy, loss=score.loss, metrics=score.more)
-        yield Round(record, state)
+    for _, finished_round in rounds_together([(federation, settings)], engine):
+        if isinstance(finished_round, Diverged):
+            raise finished_round
+        yield finished_round
 
 
-def _next_round(federation: Federation, state: State, engine: Engine) -> tuple[State, RoundRecord]:
-    """One round; its orders and sums are gone when the next one begins."""
-    opened = open_round(federation, state)
-    sums, outcomes = engine.train(state.weights, opened.orders)
-    return close_round(federation, state, opened, sums, outcomes)
+@dataclass(eq=False)
+class Course:
+    """A federation on its way."""
+
+    federation: Federation
+    settings: Settings
+    calibration: NDArray[np.int64]
+    state: State
+
+
+def rounds_together(
+    runs: Sequence[tuple[Federation, Settings]], engine: Engine
+) -> Iterator[tuple[int, Round | Diverged]]:
+    """Train several federations, whose engine is one, round by round; yields whose round ended and the round.
+
+    They share nothing but the engine's time. One that diverges ends, and the others go on.
+    """
+    courses = {
+        number: Course(federation, settings, federation_calibration(federation, settings), first_state(federation))
+        for number, (federation, settings) in enumerate(runs)
+    }
+    while courses:
+        for number, record in _next_rounds(courses, engine).items():
+            course = courses[number]
+            ended = record if isinstance(record, Diverged) else _evaluated(course, record, engine)
+            if isinstance(ended, Diverged) or over(course.settings, course.state):
+                del courses[number]
+            yield number, ended if isinstance(ended, Diverged) else Round(ended, course.state)
+
+
+def _next_rounds(courses: Mapping[int, Course], engine: Engine) -> dict[int, RoundRecord | Diverged]:
+    """One round of each; its orders and sums are gone when the next one begins."""
+    opened = {number: open_round(course.federation, course.state) for number, course in courses.items()}
+    asks = [(course.state.weights, opened[number].orders) for number, course in courses.items()]
+    records: dict[int, RoundRecord | Diverged] = {}
+    for (number, course), answer in zip(courses.items(), train_all(engine, asks), strict=True):
+        if isinstance(answer, Diverged):
+            records[number] = answer
+        else:
+            course.state, records[number] = close_round(course.federation, course.state, opened[number], *answer)
+    return records
+
+
+def _evaluated(course: Course, record: RoundRecord, engine: Engine) -> RoundRecord | Diverged:
+    """A round's record with the model's score, where it is its turn."""
+    state = course.state
+    if state.round % course.settings.evaluation.every != 0 and not over(course.settings, state):
+        return record
+    score = engine.evaluate(state.weights, course.calibration)
+    if not isfinite(score.loss):
+        return Diverged(f"training diverged in round {state.round}: the test loss is {score.loss}")
+    return replace(record, accuracy=score.accuracy, loss=score.loss, metrics=score.more)
 
 
 def federation_calibration(federation: Federation, settings: Settings) -> NDArray[np.int64]:
@@ -121,7 +162,8 @@ def federation_calibration(federation: Federation, settings: Settings) -> NDArra
     return calibration_indices(settings.evaluation, shares, federation.seeds.training)
 
 
-def finished(settings: Settings, state: State) -> bool:
+def over(settings: Settings, state: State) -> bool:
+    """Whether a run has ended."""
     return state.round >= settings.rounds or state.clock_s >= (settings.horizon_s or float("inf"))
 
 

@@ -19,7 +19,7 @@ from whalefl.errors import WhaleflError
 from whalefl.execution import write_levels, write_model
 from whalefl.federation.evaluation import Score
 from whalefl.federation.rounds import Federation, State, average_round, ranked
-from whalefl.federation.simulation import finished, first_state
+from whalefl.federation.simulation import first_state, over
 from whalefl.flower.blocks import from_block, most_block_bytes, to_block
 from whalefl.flower.calibration import Calibration, heard
 from whalefl.flower.checkpoint import Ledger, load_checkpoint, mend_metrics, save_checkpoint
@@ -118,7 +118,7 @@ class Coordinator:
     def _over(self) -> bool:
         accuracy, target = None if self.record is None else self.record.accuracy, self.settings.target
         reached = target is not None and accuracy is not None and accuracy >= target
-        return finished(self.settings, self.state) or (self.terms.stop_at_target and reached)
+        return over(self.settings, self.state) or (self.terms.stop_at_target and reached)
 
     def _status(self, state: str) -> None:
         self.journal.status(state, self.settings.rounds, self.record, self.peers.values(), len(self.transport.nodes()))
@@ -333,7 +333,7 @@ class Coordinator:
         self._status("running")
 
     def _scored(self, record: RoundRecord) -> RoundRecord:
-        if record.round % self.settings.evaluation.every and not finished(self.settings, self.state):
+        if record.round % self.settings.evaluation.every and not over(self.settings, self.state):
             return record
         score = self._score(record.round)
         if score is None:
