@@ -76,7 +76,8 @@ in memory, with one process a core by torchrun. Both train a plain CNN of the sa
 
 ## On a GPU
 `whalefl bench --device cuda` ([gpu.json](../results/bench/gpu.json)). "Set-up" is what the first round took longer
-than the later ones: recording the steps. GPU memory is what the variant reserves beyond the data.
+than the later ones: recording the steps, and compiling the fused kernels if no run on this machine has done so yet
+(20 s for the CNN, which the compiler keeps). GPU memory is what the variant reserves beyond the data.
 
 {gpu}
 
@@ -84,6 +85,13 @@ A whole run of WHALE on MNIST with an evaluation after every round, from `python
 ([whale_run.json](../results/bench/whale_run.json)):
 
 {whale_run}
+
+Rounds of several runs in one process (`--together`, from `python benchmarks/together.py`,
+[together.json](../results/bench/together.json)): 20 clients at mixed widths fill the GPU already, and what is left to
+gain is little. Several processes gain more, since they share the work of the processor too
+([reproduction.md](reproduction.md#how-to-run-it)).
+
+{together}
 
 ## What measuring Fisher information costs
 `python benchmarks/fisher_cost.py` ([fisher_cpu.json](../results/bench/fisher_cpu.json)): the mixed rounds with Fisher
@@ -130,6 +138,7 @@ def page(results: Path = RESULTS) -> str:
         "memory": _memory,
         "peers": _peers,
         "whale_run": _whale_run,
+        "together": _together,
         "fisher_cpu": _fisher,
         "fisher_cuda": _fisher,
     }
@@ -202,6 +211,13 @@ def _whale_run(path: Path) -> list[str]:
         ("mean share of the model trained", f"{100 * run['mean_share']:.0f} %"),
     ]
     return [_table(("", "WHALE"), rows)]
+
+
+def _together(path: Path) -> list[str]:
+    times = json.loads(path.read_text(encoding="utf8"))["ms a round"]
+    runs = list(next(iter(times.values())))
+    rows = [(name, *(f"{ms:.1f}" for ms in own.values())) for name, own in times.items()]
+    return [_table(("ms a round", *(f"{number} together" for number in runs)), rows)]
 
 
 if __name__ == "__main__":

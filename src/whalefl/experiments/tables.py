@@ -223,7 +223,9 @@ def _number(value: float | None, pattern: str) -> str:
 def _reached(runs: Summaries, cell: Cell) -> str:
     reached = sum(run.reached_s is not None for run in runs.values())
     missing = len(cell.all_seeds) - len(runs)
-    return f"{reached} of {len(runs)}" + (f" ({missing} seeds not run)" if missing else "")
+    return f"{reached} of {len(runs)}" + (
+        f" ({missing} {'seed' if missing == 1 else 'seeds'} not run)" if missing else ""
+    )
 
 
 def crossing(runs: Summaries) -> str:
