@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-if not Path("/dev/nvidiactl").exists():  # Triton asks when it is first imported, which torch may do
+# Triton asks when it is first imported, which torch may do.
+if not any(Path(f"/dev/{gpu}").exists() for gpu in ("nvidiactl", "dxg", "kfd")):
     os.environ["TRITON_INTERPRET"] = "1"
 
 # ruff: noqa: E402

@@ -34,6 +34,7 @@ from whalefl.experiments.tables import Hours
 from whalefl.experiments.theorem import CoverageTable
 from whalefl.experiments.trajectories import TrajectoryTable
 from whalefl.experiments.tuning import method_cells, tuning_cells, with_all_seeds
+from whalefl.runs import RunFolder
 from whalefl.values import RoundRecord
 
 ROOT = Path(__file__).parent.parent
@@ -229,7 +230,7 @@ def check_the_page(store: Store, folder: Path) -> None:
     )
     entries = planned(*CELLS, store=store)
     page = write_page(study, store, entries).read_text()
-    assert "1 of 1 (1 seeds not run)" in page and "1.00x" in page and "`abc`" in page
+    assert "1 of 1 (1 seed not run)" in page and "1.00x" in page and "`abc`" in page
     assert "3 of 6 runs were left out for lack of time" in page
     for picture in ("accuracy", "fisher", "coverage"):
         assert (store.folder / "tiny" / f"{picture}.png").stat().st_size > 1000
@@ -268,6 +269,34 @@ def test_runs_that_train_alike_share_a_process(tmp_path: Path) -> None:
         assert {k: v for k, v in alone.compact.items() if k not in apart} == {
             k: v for k, v in shared.compact.items() if k not in apart
         }
+
+
+def test_what_has_ended_is_kept_when_others_of_its_batch_are_interrupted(tmp_path: Path) -> None:
+    """Three that train alike: one short, one that diverges, one that is interrupted after both."""
+    short, wild = tiny("fedavg", "short", rounds=2), tiny("fedavg", "wild", **{"training.lr": 1e30})
+    entries, store = planned(short, wild, FEDAVG, seeds=1), Store(tmp_path / "results")
+
+    def interrupting(name: str, record: RoundRecord) -> None:
+        if record.round == 4:
+            raise KeyboardInterrupt
+
+    where = place(tmp_path, together=3)
+    with pytest.raises(KeyboardInterrupt):
+        list(carry_out_all(entries, Request(), where, interrupting))
+    kept = {entry.labels[0]: store.find(entry.run) for entry in entries}
+    states = {label: None if one is None else one.compact["status"] for label, one in kept.items()}
+    assert sorted(map(str, states.values())) == ["None", "diverged", "finished"]
+    folders = (where.work / "digits").iterdir()
+    assert sorted(RunFolder(folder).meta()["status"] for folder in folders) == ["failed", "finished", "interrupted"]
+
+
+def test_a_batch_takes_no_more_time_than_there_is(tmp_path: Path) -> None:
+    entries = [replace(entry, seconds=40.0) for entry in planned(FEDAVG, WHALE, seeds=2)]
+    limited = place(tmp_path, time_limit_s=100.0, together=4)
+    done = list(carry_out_all(entries, Request(), limited, no_listener))
+    assert len(done) >= 2  # two fit, and two more once it is seen how short they are
+    sizes = {store["side_by_side"] for store in map(lambda run: Store(limited.results).find(run).compact, done)}
+    assert max(sizes) == 2
 
 
 def test_a_run_that_diverges_is_kept_as_what_it_is(tmp_path: Path) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from whalefl.federation.evaluation import gather_statistics
+from whalefl.tasks.cnn import CNN, cnn_axes
+from whalefl.tasks.layers import Fusable
+from whalefl.tasks.resnet import ResNet18, resnet18_axes
+from whalefl.tasks.task import Shape
 
 PLACE = "cuda" if torch.cuda.is_available() else "cpu"
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from whalefl.tasks.fused import grey_block, mean_and_variance, norm_pool_relu  # noqa: E402
+from whalefl.tasks.fused import grey_block, mean_and_variance, norm_pool_relu, try_out  # noqa: E402
 
 
 def drawn(*shapes: Sequence[int]) -> list[Tensor]:
@@ -79,6 +85,50 @@ def test_known_statistics() -> None:
     blocked = grey_block(image, kernel, weight, bias, 1e-3, found)
     expected = norm_pool_relu(convolved, weight, bias, 1e-3, (2, 2), found)
     torch.testing.assert_close(blocked, expected, atol=1e-4, rtol=1e-4)
+
+
+def alike(build: Callable[[], nn.Module], inputs: Tensor) -> None:
+    """A fused model gives the same as one of torch's operations: values, gradients, and in evaluation."""
+    torch.manual_seed(0)
+    plain, fused = build().to(PLACE).train(), build().to(PLACE).train()
+    fused.load_state_dict(plain.state_dict())
+    for module in fused.modules():
+        if isinstance(module, Fusable):
+            module.fused = True
+    results = [model(inputs) for model in (plain, fused)]
+    torch.testing.assert_close(results[1], results[0], atol=1e-4, rtol=1e-4)
+    slopes = []
+    for model, result in zip((plain, fused), results, strict=True):
+        weights = [weight for weight in model.parameters() if weight.requires_grad]
+        slopes.append(torch.autograd.grad(result.square().sum(), weights))
+    for mine, other in zip(*slopes, strict=True):
+        assert (mine - other).norm() <= 1e-3 * other.norm() + 1e-6  # rounding grows with every norm on the way
+    scores = []
+    for model in (plain, fused):
+        gather_statistics(model.eval(), lambda: [inputs])
+        with torch.no_grad():
+            scores.append(model(inputs))
+    torch.testing.assert_close(scores[1], scores[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [(4, 8), (1, 3, 4)])  # a slice of one channel is no grey image: it has a gradient
+def test_a_fused_cnn(channels: tuple[int, ...]) -> None:
+    axes, names = cnn_axes(1, channels, 3)
+    alike(lambda: CNN(Shape(axes.sizes), 1, names, 3), drawn((4, 1, 8, 8))[0])
+
+
+def test_a_fused_cnn_on_signals() -> None:
+    axes, names = cnn_axes(2, (4, 8), 3, dims=1)
+    alike(lambda: CNN(Shape(axes.sizes), 2, names, 3, dims=1), drawn((4, 2, 12))[0])
+
+
+def test_a_fused_resnet() -> None:
+    axes = resnet18_axes(3, 4)
+    alike(lambda: ResNet18(Shape(dict.fromkeys(axes.sizes, 2)), 3, 4), drawn((4, 3, 16, 16))[0])
+
+
+def test_they_can_be_tried_out() -> None:
+    try_out(PLACE)
 
 
 def test_what_is_not_a_number_is_passed_on() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from whalefl.federation.orders import Order, Outcome
 from whalefl.federation.rounds import Aggregation, close_round, draw_batches, open_round
 from whalefl.federation.simulation import Settings, assemble, first_state, rounds_together, simulate
 from whalefl.federation.training import Training
+from whalefl.federation.workers import WorkersEngine, can_fork
 from whalefl.fleet.devices import DeviceGroup, Fleet
 from whalefl.fleet.latency import LatencySettings
 from whalefl.fleet.weather import Weather
@@ -279,11 +281,14 @@ def test_records_are_plain_values(corners: Task) -> None:
     assert json.loads(json.dumps(asdict(record), allow_nan=False))["devices"][0]["known"]["computing_s"] > 0
 
 
-def test_runs_that_share_an_engine_are_as_if_they_ran_alone(corners: Task) -> None:
-    lengths, method = {1: 2, 2: 4, 3: 4}, make_method("whale")
+@pytest.mark.parametrize("kind", ["plain", "workers"])
+def test_runs_that_share_an_engine_are_as_if_they_ran_alone(corners: Task, kind: str) -> None:
+    if kind == "workers" and not can_fork():
+        pytest.skip("workers cannot be forked here")
+    lengths, method = {1: 4, 2: 2, 3: 4}, make_method("whale")
 
     def settings(seed: int) -> Settings:
-        lr = 1e30 if seed == 3 else TRAINING.lr  # which diverges
+        lr = 1e30 if seed == 1 else TRAINING.lr  # which diverges
         return replace(SETTINGS, rounds=lengths[seed], training=replace(TRAINING, lr=lr))
 
     runs = [
@@ -291,10 +296,11 @@ def test_runs_that_share_an_engine_are_as_if_they_ran_alone(corners: Task) -> No
         for seed in lengths
     ]
     found: dict[int, list[object]] = {1: [], 2: [], 3: []}
-    for number, ended in rounds_together(runs, PlainEngine(corners, TRAINING)):
-        found[number + 1].append(ended if isinstance(ended, Diverged) else ended.record)
-    for seed in (1, 2):
+    with closing(PlainEngine(corners, TRAINING) if kind == "plain" else WorkersEngine(corners, TRAINING, 2)) as engine:
+        for number, ended in rounds_together(runs, engine):
+            found[number + 1].append(ended if isinstance(ended, Diverged) else ended.record)
+    for seed in (2, 3):
         alone = simulate(corners, method, settings=settings(seed), seeds=Seeds.all(seed))
         assert found[seed] == [finished.record for finished in alone]
         assert len(found[seed]) == lengths[seed]
-    assert isinstance(found[3][-1], Diverged)
+    assert isinstance(found[1][-1], Diverged)

@@ -42,3 +42,11 @@ def test_a_desk_has_room_for_the_layout_of_each_tensor() -> None:
     assert again.data_ptr() == first.data_ptr()
     (other,) = desk.like("momentum", [torch.zeros(7)])
     assert other.data_ptr() != first.data_ptr()
+
+
+def test_a_desk_for_a_model_has_room_for_it_whatever_comes_first() -> None:
+    task = made_up_task()
+    whole = list(task.initial_weights(0).values())
+    desk = Desk(task.axes.count, len(task.axes.shapes))
+    narrow = desk.like("weights", [weight[:1] for weight in whole])
+    assert desk.like("weights", whole)[0].data_ptr() == narrow[0].data_ptr()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from math import ceil
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from threading import Thread
@@ -66,49 +67,45 @@ def _task(experiment: Experiment) -> Task:
 
 def execute(job: Job, listener: Listener) -> RunFolder:
     """Run one experiment and leave its folder."""
-    (diverged,) = execute_together([job], listener)
-    if diverged is not None:
-        raise diverged
+    _execute_batch([job], listener)
     return RunFolder(job.folder)
 
 
-def execute_together(jobs: Sequence[Job], listener: Listener) -> list[Diverged | None]:
+def execute_together(jobs: Sequence[Job], listener: Listener) -> Iterator[tuple[int, Diverged | None]]:
     """Run experiments that train alike on one engine, round by round, each into its folder.
 
-    Says of each whether and how it diverged, which does not touch the others.
+    Yields the number of each when it has ended, and how it diverged if it did, which does not touch the others.
     """
     use_one_thread()
     federations = [prepared(job.experiment) for job in jobs]
     runs = [(federation, job.experiment) for federation, job in zip(federations, jobs, strict=True)]
-    results: list[Diverged | None] = [None] * len(jobs)
+    unfinished: dict[int, RunFolder] = {}
+    status = "failed"
     with closing(_engine_of(jobs[0].experiment, federations[0].task)) as engine:
-        folders = [_folder(job, federation) for job, federation in zip(jobs, federations, strict=True)]
-        statuses = ["failed"] * len(jobs)
         try:
+            for number, (job, federation) in enumerate(zip(jobs, federations, strict=True)):
+                config, notes = to_toml(job.experiment), federation.task.notes
+                unfinished[number] = RunFolder.create(job.folder, config, job.command, __version__, notes)
+                write_json(unfinished[number].path / OWNERSHIP, ownership(federation))
             for number, finished in rounds_together(runs, engine):
                 if isinstance(finished, Diverged):
-                    results[number] = finished
+                    unfinished.pop(number).finish("failed")
+                    yield number, finished
                     continue
-                folders[number].append(finished.record)
+                folder = unfinished[number]
+                folder.append(finished.record)
                 listener(jobs[number].name, finished.record)
                 if over(jobs[number].experiment, finished.state):
-                    write_model(folders[number], finished.state.weights)
-                    write_levels(folders[number], *runs[number], finished.state.weights)
-                    statuses[number] = "finished"
+                    write_model(folder, finished.state.weights)
+                    write_levels(folder, *runs[number], finished.state.weights)
+                    unfinished.pop(number).finish("finished")
+                    yield number, None
         except KeyboardInterrupt:
-            statuses = ["interrupted" if status == "failed" else status for status in statuses]
+            status = "interrupted"
             raise
         finally:
-            for folder, status in zip(folders, statuses, strict=True):
+            for folder in unfinished.values():
                 folder.finish(status)
-    return results
-
-
-def _folder(job: Job, federation: Federation) -> RunFolder:
-    """The folder of a run that begins."""
-    folder = RunFolder.create(job.folder, to_toml(job.experiment), job.command, __version__, federation.task.notes)
-    write_json(folder.path / OWNERSHIP, ownership(federation))
-    return folder
 
 
 def write_model(folder: RunFolder, weights: Weights) -> None:
@@ -178,10 +175,12 @@ def training_key(experiment: Experiment) -> object:
 
 
 def execute_all(jobs: Sequence[Job], workers: int, listener: Listener, together: int = 1) -> list[RunFolder]:
-    """Run several experiments, in `workers` processes, each `together` at a time; every run is as if it ran alone."""
+    """Run several experiments, in `workers` processes, each `together` at a time; every run is as if it ran alone (on a
+    GPU up to rounding, and to dropout)."""
     for job in jobs:
         prepared(job.experiment)
-    batches = in_batches(jobs, lambda job: training_key(job.experiment), together)
+    most = min(together, ceil(len(jobs) / workers))  # no process is to be idle
+    batches = in_batches(jobs, lambda job: training_key(job.experiment), most)
     upcoming = iter(batches)
     for _ in side_by_side(_execute_batch, lambda: next(upcoming, None), min(workers, len(batches)), listener):
         pass
@@ -189,7 +188,7 @@ def execute_all(jobs: Sequence[Job], workers: int, listener: Listener, together:
 
 
 def _execute_batch(jobs: Sequence[Job], listener: Listener) -> None:
-    for diverged in execute_together(jobs, listener):
+    for _, diverged in execute_together(jobs, listener):
         if diverged is not None:
             raise diverged
 

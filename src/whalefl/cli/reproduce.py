@@ -62,7 +62,7 @@ def reproduce_study(name: str, options: Options, plan_only: bool, report_only: b
     )
     store = Store(options.results)
     if plan_only:
-        _print_plan(_planned(studies, store, request), options.jobs * options.together)
+        _print_plan(_planned(studies, store, request), options.jobs)
         return
     if not report_only:
         start, entries = time.monotonic(), _planned(studies, store, request)

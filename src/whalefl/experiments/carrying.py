@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 
 import torch
@@ -59,17 +60,17 @@ def carry_out_all(entries: Sequence[Entry], request: Request, place: Place, list
     def upcoming() -> list[Work] | None:
         """The next run, and the next ones that train like it."""
         left = float("inf") if place.time_limit_s is None else place.time_limit_s - (time.monotonic() - start)
+        most = min(place.together, ceil(len(waiting) / place.jobs))  # no process is to be idle
         batch: list[Work] = []
         for entry in list(waiting):
-            experiment = resolved(entry.run, store, place.work) if entry.seconds <= left else None
-            if experiment is None:
+            alike = not batch or training_key(request.place(entry.run.experiment)) == training_key(batch[0].experiment)
+            if len(batch) == most or not alike or entry.seconds > left:
                 continue
-            work = Work(entry.run, request.place(experiment), place)
-            if not batch or training_key(work.experiment) == training_key(batch[0].experiment):
+            experiment = resolved(entry.run, store, place.work)
+            if experiment is not None:
                 waiting.remove(entry)
-                batch.append(work)
-            if len(batch) == place.together:
-                break
+                left -= entry.seconds  # what is measured of a run is its share of the batch
+                batch.append(Work(entry.run, request.place(experiment), place))
         return batch or None
 
     for batch in side_by_side(carry_out, upcoming, place.jobs, listener):
@@ -102,15 +103,15 @@ def carry_out(batch: Sequence[Work], listener: Listener) -> None:
         shutil.rmtree(work.folder, ignore_errors=True)
     start = time.perf_counter()
     jobs = [Job(work.run.name, work.experiment, work.folder, work.place.command) for work in batch]
-    results = execute_together(jobs, listener)
-    seconds = (time.perf_counter() - start) / len(batch)
-    for work, diverged in zip(batch, results, strict=True):
+    for number, diverged in execute_together(jobs, listener):
+        work, seconds = batch[number], (time.perf_counter() - start) / len(batch)
         status, reason = ("finished", None) if diverged is None else ("diverged", str(diverged))
         metrics = compact_metrics(list(RunFolder(work.folder).records()))
-        Store(work.place.results).save(work.run, {**_header(work, status, reason, seconds), **metrics})
+        header = _header(work, status, reason, seconds, len(batch))
+        Store(work.place.results).save(work.run, {**header, **metrics})
 
 
-def _header(work: Work, status: str, reason: str | None, seconds: float) -> Compact:
+def _header(work: Work, status: str, reason: str | None, seconds: float, together: int) -> Compact:
     experiment, need, source = work.experiment, work.run.need, work.run.source
     on_gpu = experiment.device.startswith("cuda")
     return {
@@ -128,6 +129,6 @@ def _header(work: Work, status: str, reason: str | None, seconds: float) -> Comp
         "version": __version__,
         "device": "cuda" if on_gpu else "cpu",
         "machine": torch.cuda.get_device_name() if on_gpu else "cpu",
-        "side_by_side": work.place.jobs * work.place.together,
+        "side_by_side": work.place.jobs * together,
         "seconds": round(seconds, 1),
     }

@@ -80,7 +80,7 @@ class PlainEngine:
         self.task, self.training, self.precision, self.largest = task, training, precision, largest
         if task.train.inputs.is_cuda:
             use_precision(precision)
-        self._desk = Desk(task.axes.count)
+        self._desk = Desk(task.axes.count, len(task.axes.shapes))
         self._stacks: dict[Key, Stack] = {}
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from whalefl.errors import require, require_one_of
+from whalefl.errors import WhaleflError, require, require_one_of
 from whalefl.rng import stream
 from whalefl.subnet.slicing import Weights
 from whalefl.tasks.layers import Observer, StaticBatchNorm
@@ -192,6 +192,8 @@ def pooled(parts: Iterable[Mapping[str, Moments]]) -> dict[str, Moments]:
 def settle(model: nn.Module, moments: Mapping[str, Moments]) -> None:
     """Let every batch norm normalise by these moments."""
     for name, norm in batch_norms(model):
+        if name not in moments:
+            raise WhaleflError(f"batch norm {name} saw no input; its forward must call `observe`, or it must go")
         norm.statistics = moments[name].statistics()
 
 

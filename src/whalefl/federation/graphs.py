@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -37,12 +38,20 @@ from whalefl.tasks.task import Shape, Task
 
 _STREAMS = 20
 _MOST_SHARES = 10_000
-_CONVOLUTIONS = (3, 4)  # dimensions of their weights
 
 Placed = Sequence[tuple["Slot", Order]]
 
 
-Span = tuple[int, int, torch.Size]
+class Span(NamedTuple):
+    """A parameter in a slot's flat buffer: from where to where, its shape there, and whether its channels are last.
+
+    A convolution's are, since that is how the GPU's matrix units want them.
+    """
+
+    start: int
+    stop: int
+    shape: torch.Size
+    last: bool
 
 
 class GraphEngine:
@@ -67,7 +76,7 @@ class GraphEngine:
         return answer
 
     def train_all(self, asks: Sequence[Ask]) -> list[Answer | Diverged]:
-        """The rounds of several runs side by side, as if they were one."""
+        """The rounds of several runs side by side, as if they were one; their dropout has one source."""
         asked = [(number, order) for number, (_, orders) in enumerate(asks) for order in orders]
         asked.sort(key=lambda one: (one[1].level, one[1].device))  # the widest take longest, so they start first
         placed = self._place([order for _, order in asked])
@@ -150,18 +159,20 @@ class GraphEngine:
         main = torch.cuda.current_stream()
         for stream in self._streams:
             stream.wait_stream(main)
-        for step in range(max(len(order.batches) for _, order in placed)):
-            for number, (slot, order) in enumerate(placed):
-                if step < len(order.batches):
-                    torch.cuda.set_stream(self._streams[number % _STREAMS])
-                    if step == 0:
-                        whole, position = sources[number]
-                        torch.index_select(whole, 0, position, out=slot.flat)
-                        slot.stack.begin([order])
-                    slot.replay(measured=step in order.fisher_steps)
-        torch.cuda.set_stream(main)
-        for stream in self._streams:
-            main.wait_stream(stream)
+        try:
+            for step in range(max(len(order.batches) for _, order in placed)):
+                for number, (slot, order) in enumerate(placed):
+                    if step < len(order.batches):
+                        torch.cuda.set_stream(self._streams[number % _STREAMS])
+                        if step == 0:
+                            whole, position = sources[number]
+                            torch.index_select(whole, 0, position, out=slot.flat)
+                            slot.stack.begin([order])
+                        slot.replay(measured=step in order.fisher_steps)
+        finally:  # whatever happens, what comes next is to be in order with all this
+            torch.cuda.set_stream(main)
+            for stream in self._streams:
+                main.wait_stream(stream)
 
     def _collect(self, batches: Sequence[Nested], orders: Sequence[Order]) -> PartialSums:
         """The sum of all slices of a run: first of those with the same plan, then into the whole model."""
@@ -170,9 +181,9 @@ class GraphEngine:
             copies = torch.stack([slot.flat for slot in nested.slots])
             total = copies.sum(dim=0, dtype=torch.float64)
             for name, share in nested.shares.items():
-                start, stop, shape = nested.slots[0].spans[name]
-                own = copies[:, start:stop].view(len(copies), *shape)
-                total[start:stop] = (own.double() * share).sum(dim=0).flatten()
+                span = nested.slots[0].spans[name]
+                own = copies[:, span.start : span.stop].view(len(copies), *span.shape)
+                total[span.start : span.stop] = (own.double() * share).sum(dim=0).flatten()
             sums.flat.index_add_(0, nested.position, total)
         sums.contributions = [order.contribution for order in orders]
         return sums
@@ -196,22 +207,38 @@ class Nested:
     shares: Mapping[str, Tensor]
 
 
-def _rows(tensor: Tensor) -> Tensor:
-    """A convolution's weights with their channels last, which is how the GPU's matrix units want them."""
-    return tensor.movedim(1, -1) if tensor.ndim in _CONVOLUTIONS else tensor
+def spans_of(model: nn.Module) -> dict[str, Span]:
+    """The parameters of a model one after another."""
+    convolutions = (nn.Conv1d, nn.Conv2d)
+    kernels = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, convolutions)}
+    spans, start = {}, 0
+    for name, parameter in model.named_parameters():
+        last = name in kernels
+        spans[name] = Span(start, start + parameter.numel(), _rows(parameter, last).shape, last)
+        start += parameter.numel()
+    return spans
+
+
+def _rows(tensor: Tensor, last: bool) -> Tensor:
+    return tensor.movedim(1, -1) if last else tensor
 
 
 class Slot:
     """A stack of one, its weights in one flat buffer, and its recorded steps: with a Fisher measurement, and without.
 
-    `spans` says which part of the buffer is which parameter, and its shape there.
+    `spans` says which part of the buffer is which parameter.
     """
 
     def __init__(self, task: Task, training: Training, precision: Precision, order: Order) -> None:
         model = task.build(Shape.of(order.plan, order.width)).to(task.train.inputs.device)
         fuse(model)
-        self.flat = torch.cat([_rows(p.detach()).flatten() for p in model.parameters()])
-        self.spans = self._move(model)
+        self.spans = spans_of(model)
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        self.flat = torch.cat([_rows(weights[name], span.last).flatten() for name, span in self.spans.items()])
+        for name, parameter in model.named_parameters():
+            span = self.spans[name]
+            view = self.flat[span.start : span.stop].view(span.shape)
+            parameter.data = view.movedim(-1, 1) if span.last else view
         self.stack = Stack(task, training, order, 1, precision, model)
         self._aim = Aim(task.axes, order.plan, self.spans, self.flat.device)
         self._plain = self._record(order, measured=False)
@@ -221,17 +248,6 @@ class Slot:
     def aim(self, plan: Plan) -> Tensor:
         """Where each number of the flat buffer lies among all numbers of the model."""
         return self._aim.at(plan)
-
-    def _move(self, model: nn.Module) -> dict[str, Span]:
-        """Let the model's parameters be views of the flat buffer."""
-        spans, start = {}, 0
-        for name, parameter in model.named_parameters():
-            stop, shape = start + parameter.numel(), _rows(parameter).shape
-            view = self.flat[start:stop].view(shape)
-            parameter.data = view.movedim(-1, 1) if view.ndim in _CONVOLUTIONS else view
-            spans[name] = (start, stop, shape)
-            start = stop
-        return spans
 
     def _record(self, order: Order, measured: bool, beside: torch.cuda.CUDAGraph | None = None) -> torch.cuda.CUDAGraph:
         return recorded(lambda: self.stack.advance(measured), lambda: self.stack.begin([order]), beside)
@@ -274,7 +290,7 @@ class Aim:
         elif self._plan is not None:
             self._graph = recorded(self._add_up)
         else:
-            count = max(stop for _, stop, _ in self._spans.values())
+            count = max(span.stop for span in self._spans.values())
             self._position = torch.zeros(count, dtype=torch.int64, device=self._place)
             self._add_up()
 
@@ -288,14 +304,14 @@ class Aim:
         return terms
 
     def _add_up(self) -> None:
-        for name, (start, stop, shape) in self._spans.items():
-            rank = len(shape)
+        for name, span in self._spans.items():
+            rank, own = len(span.shape), self._position[span.start : span.stop]
             if rank == 0:
-                self._position[start:stop].fill_(self._starts[name])
+                own.fill_(self._starts[name])
                 continue
             terms = [self._inbox.there[f"{name}/{d}"] for d in range(rank)]
             places = sum(term.view([-1 if e == d else 1 for e in range(rank)]) for d, term in enumerate(terms))
-            self._position[start:stop].view(shape).copy_(_rows(torch.as_tensor(places)))
+            own.view(span.shape).copy_(_rows(torch.as_tensor(places), span.last))
 
 
 @cache

@@ -159,13 +159,12 @@ class Stack:
             self._unit_keys[copy] = key
             marks = torch.from_numpy(unit_marks(axes, order, trained)).to(self.place, non_blocking=True)
             parts = iter(torch.split(marks, [size for mask in masks for size in mask.shape]))
-            one = marks.new_ones(())
             for mask in masks:
                 views = [
                     next(parts).view([-1 if d == dim else 1 for d in range(mask.ndim)]) for dim in range(mask.ndim)
                 ]
-                *most, last = one, *views
-                torch.mul(prod(most, start=one), last, out=mask)
+                *most, last = marks.new_ones(()), *views
+                torch.mul(prod(most), last, out=mask)
 
     def advance(self, measured: bool) -> None:
         """One step on whatever the buffers hold."""
@@ -201,12 +200,12 @@ class Desk:
     """Where stacks lay out what they train: weights, their momentum, and the marks of the unit.
 
     Stacks that train one at a time share a desk, so that together they take no more memory than the largest of them.
-    Of each kind it has room for so many `numbers`, or for as many as are first asked for. `marked` is whose marks lie
-    there: what that stack remembers of them.
+    Of each kind it has room for so many `numbers` in so many `tensors`, or for as many as are first asked for. `marked`
+    is whose marks lie there: what that stack remembers of them.
     """
 
-    def __init__(self, numbers: int = 0) -> None:
-        self._numbers = numbers
+    def __init__(self, numbers: int = 0, tensors: int = 0) -> None:
+        self._least = numbers * torch.float32.itemsize + tensors * _LINE
         self._room: dict[str, Tensor] = {}
         self.marked: list[object] = []
 
@@ -216,8 +215,7 @@ class Desk:
         ends = list(accumulate(sizes, initial=0))
         if kind not in self._room or len(self._room[kind]) < ends[-1]:
             # Whoever got less room before keeps it.
-            least = self._numbers * torch.float32.itemsize
-            self._room[kind] = torch.empty(max(least, ends[-1]), dtype=torch.uint8, device=tensors[0].device)
+            self._room[kind] = torch.empty(max(self._least, ends[-1]), dtype=torch.uint8, device=tensors[0].device)
         return [
             self._room[kind][start : start + tensor.nbytes].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
             for tensor, start in zip(tensors, ends, strict=False)

@@ -166,17 +166,21 @@ class WorkersEngine:
         return float(batches * (flops + _STARTING_FLOPS))
 
     def _asked(self, errands: Mapping[int, Errand]) -> dict[int, Any]:
-        """Send workers on errands and wait for their answers; one that failed or died ends the work of all."""
+        """Send workers on errands and wait for their answers; one that died ends the work of all."""
         try:
             for number, errand in errands.items():
                 try:
                     _send(self._pipes[number], errand)
                 except OSError:
                     raise self._dead(number) from None
-            return self._answers(errands)
+            answers = self._answers(errands)
         except BaseException:
             self._dismiss()  # what they are doing would be taken for the next answer
             raise
+        for answer in answers.values():
+            if isinstance(answer, WhaleflError):  # all of them are idle again, and can go on with something else
+                raise answer
+        return answers
 
     def _answers(self, busy: Iterable[int]) -> dict[int, Any]:
         answers = {}
@@ -193,12 +197,9 @@ class WorkersEngine:
 
     def _receive(self, number: int, pipe: Connection) -> Any:
         try:
-            answer = pipe.recv()
+            return pipe.recv()
         except (EOFError, OSError):
             raise self._dead(number) from None
-        if isinstance(answer, WhaleflError):
-            raise answer
-        return answer
 
     def _dead(self, number: int) -> WhaleflError:
         """What to say of a worker that is gone."""

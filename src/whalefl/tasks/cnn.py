@@ -11,17 +11,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whalefl.subnet.axes import Axes, Part
-from whalefl.tasks.layers import Classifier, Norm, StaticBatchNorm, norm, norm_pool_relu, side_by_side
+from whalefl.tasks.layers import (
+    ADDRESSED,
+    Classifier,
+    Fusable,
+    Norm,
+    Pool,
+    StaticBatchNorm,
+    norm,
+    norm_pool_relu,
+    side_by_side,
+)
 from whalefl.tasks.products import convolve_grey, convolve_tiny
 from whalefl.tasks.task import Shape
 
 _TINY = 16  # pixels
 
 Dims = Literal[1, 2]
-Pool = tuple[int, int]
 
 
-class Block(nn.Module):
+class Block(Fusable, nn.Module):
     """A convolution, its scaler and norm, pool and ReLU."""
 
     def __init__(
@@ -33,16 +42,21 @@ class Block(nn.Module):
         # A batch norm takes away whatever a bias adds, so it is neither added nor trained.
         self.biased = kind != "batch"
         self.conv.get_parameter("bias").requires_grad_(self.biased)
-        self.pool, self.fused = pool, False
+        self.pool = pool
 
     def forward(self, x: Tensor) -> Tensor:
-        grey = x.shape[1] == 1 and self.conv.weight.ndim == 4 and self.pool == (2, 2)
-        if self.fused and grey and isinstance(self.norm, StaticBatchNorm) and self.norm.observer is None:
+        norm = self.norm
+        if self._grey(x) and type(norm) is StaticBatchNorm and norm.observer is None:
             from whalefl.tasks.fused import grey_block
 
-            norm = self.norm
             return grey_block(x, self.conv.weight, norm.weight, norm.bias, norm.eps, norm.statistics)
         return norm_pool_relu(self.norm, self._convolved(x), self.pool, self.fused)
+
+    def _grey(self, x: Tensor) -> bool:
+        """Whether the block as a whole can be one operation: one channel comes in, and needs no gradient."""
+        small = len(self.conv.weight) * x.numel() < ADDRESSED
+        first = x.shape[1] == 1 and not x.requires_grad
+        return self.fused and first and small and self.conv.weight.ndim == 4 and self.pool == (2, 2)
 
     def _convolved(self, x: Tensor) -> Tensor:
         weight, groups = self.conv.weight, self.conv.groups

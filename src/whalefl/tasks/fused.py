@@ -10,19 +10,20 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from whalefl.tasks import kernels
+from whalefl.tasks.layers import Pool, Statistics
 
 _SPLITS = 32  # parts that a sum over all pixels of a mini-batch is taken in
-_MANY_SPLITS = 256  # over those of thousands of images
-_MANY_PIXELS = 2**15
+_LARGE_SPLITS = 64  # of a large one
+_LARGE = 2**21  # numbers
+_SCORED_SPLITS = 256  # of thousands of images
 _TILE = 2048  # numbers that one program holds of an activation
 _SMALL_TILE = 512  # where it holds ten of them
 _CHANNELS = 64  # of them at most
+_TAPS = kernels.TAPS.value
 _PATCHES = 256  # that one program multiplies at a time
-
-Statistics = tuple[Tensor, Tensor]
-Pool = tuple[int, int]
 
 
 def norm_pool_relu(
@@ -47,9 +48,17 @@ def norm_pool_relu(
 
 def mean_and_variance(x: Tensor) -> Statistics:
     """Of every channel of images with their channels last."""
-    parts, rows = _moments(x.contiguous(memory_format=torch.channels_last), _MANY_SPLITS)
+    parts, rows = _moments(x.contiguous(memory_format=torch.channels_last), _SCORED_SPLITS)
     off, squares = parts.sum(dim=1, dtype=torch.float64) / rows
-    return (off + x[0, :, 0, 0]).float(), (squares - off**2).float()
+    return (off + x[0, :, 0, 0]).float(), (squares - off**2).clamp(min=0).float()
+
+
+def try_out(place: str) -> None:
+    """Do both operations once on a little image, forwards and back; whatever is wrong is raised."""
+    x, weight, bias = torch.rand(2, 1, 4, 4, device=place), torch.ones(4, device=place), torch.zeros(4, device=place)
+    kernel = torch.ones(4, 1, 3, 3, device=place, requires_grad=True)
+    pooled = norm_pool_relu(grey_block(x, kernel, weight, bias, 1e-5), weight, bias, 1e-5, (1, 1))
+    torch.autograd.grad(pooled.sum(), kernel)
 
 
 def grey_block(
@@ -103,8 +112,8 @@ def _images(x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def _splits(x: Tensor) -> int:
-    """Twice as many for many pixels of few channels, which would keep too few programs busy."""
-    return 2 * _SPLITS if x.numel() > _CHANNELS * _MANY_PIXELS else _SPLITS
+    """In how many parts sums over a mini-batch's activation are taken: few programs are too slow for a large one."""
+    return _LARGE_SPLITS if x.numel() > _LARGE else _SPLITS
 
 
 class _NormPoolRelu(torch.autograd.Function):
@@ -125,6 +134,7 @@ class _NormPoolRelu(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, parts = ctx.saved_tensors
         slope = slope.contiguous(memory_format=torch.channels_last)
@@ -156,7 +166,7 @@ class _GreyBlock(torch.autograd.Function):
         x = x.contiguous()
         (examples, _, height, width), channels = x.shape, len(kernel)
         pixels, taken = examples * height * width, _multiplied(channels)
-        parts = torch.empty(_SPLITS, 16, 16, device=x.device)
+        parts = torch.empty(_SPLITS, _TAPS, _TAPS, device=x.device)
         found = torch.empty(2, channels, device=x.device)
         kernels.patch_products[(_SPLITS,)](x, parts, pixels, height, width, SPLITS=_SPLITS, BR=_PATCHES)
         kernels.grey_statistics[(triton.cdiv(channels, taken),)](
@@ -166,12 +176,13 @@ class _GreyBlock(torch.autograd.Function):
         return _grey_normed(x, kernel, found, weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         x, kernel, weight, bias, parts, found = ctx.saved_tensors
         slope = slope.contiguous(memory_format=torch.channels_last)
         (examples, _, height, width), channels = x.shape, len(kernel)
         blocks, taken = _blocks(channels, _SMALL_TILE, _CHANNELS // 2), _multiplied(channels)
-        sums = torch.empty(_SPLITS, 16, channels, device=x.device)
+        sums = torch.empty(_SPLITS, _TAPS, channels, device=x.device)
         windows = examples * (height // 2) * (width // 2)
         kernels.grey_reduced[(_SPLITS, triton.cdiv(channels, blocks["BC"]))](
             x, kernel, found, weight, bias, slope, sums, windows, channels, height, width, SPLITS=_SPLITS, **blocks

@@ -22,7 +22,7 @@ TAPS = tl.constexpr(16)
 @triton.jit(do_not_specialize=["rows"])
 def moments(x_ptr, parts_ptr, rows, C, SPLITS: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr):
     """Sum and sum of squares of each channel over a part of the rows, both of x minus its first row: with that, a mean
-    far from 0 costs no precision. Rows are pixels; parts are (2, SPLITS, C)."""
+    far from 0 costs no precision (an outlier there would cost some). Rows are pixels; parts are (2, SPLITS, C)."""
     split, c = tl.program_id(0), tl.program_id(1) * BC + tl.arange(0, BC)
     first = tl.load(x_ptr + c, mask=c < C, other=0.0).to(tl.float32)
     each = tl.cdiv(rows, SPLITS)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from typing import Literal, get_args
 
@@ -15,6 +17,12 @@ from whalefl.errors import require_one_of
 Norm = Literal["batch", "group"]
 NORMS: tuple[str, ...] = get_args(Norm)
 Observer = Callable[[int, Tensor, Tensor], None]
+Pool = tuple[int, int]
+Statistics = tuple[Tensor, Tensor]
+"""Mean and variance of every channel."""
+
+ADDRESSED = 2**31
+"""So many numbers a fused operation can tell apart."""
 
 _GROUP = 16  # channels
 _EPS = 1e-5
@@ -48,7 +56,7 @@ class StaticBatchNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(features))
         self.bias = nn.Parameter(torch.zeros(features))
         self.eps = _EPS * ratio**2
-        self.statistics: tuple[Tensor, Tensor] | None = None
+        self.statistics: Statistics | None = None
         self.observer: Observer | None = None
 
     def observe(self, x: Tensor, fused: bool = False) -> None:
@@ -72,13 +80,19 @@ class StaticBatchNorm(nn.Module):
         return F.batch_norm(x, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
 
 
-def norm_pool_relu(norm: nn.Module, x: Tensor, pool: tuple[int, int] = (1, 1), fused: bool = False) -> Tensor:
-    """A norm, a max pool and ReLU; `fused` makes one operation of them where the norm is a batch norm (see `fuse`).
+class Fusable:
+    """A layer that can work by fused operations on a GPU, see `fuse`."""
+
+    fused = False
+
+
+def norm_pool_relu(norm: nn.Module, x: Tensor, pool: Pool = (1, 1), fused: bool = False) -> Tensor:
+    """A norm, a max pool and ReLU; `fused` makes one operation of them where the norm is a batch norm.
 
     The pool comes before the ReLU, which gives the same (the largest of four values, or 0 if it is negative) for a
     quarter of the work.
     """
-    if fused and isinstance(norm, StaticBatchNorm):
+    if fused and type(norm) is StaticBatchNorm and x.numel() < ADDRESSED:
         from whalefl.tasks.fused import norm_pool_relu as in_one
 
         norm.observe(x, fused=True)
@@ -89,11 +103,26 @@ def norm_pool_relu(norm: nn.Module, x: Tensor, pool: tuple[int, int] = (1, 1), f
 
 def fuse(model: nn.Module) -> None:
     """Let the layers of a model on a GPU work by fused operations where they can."""
-    if find_spec("triton") is None:
+    if not fused_operations_work():
         return
     for module in model.modules():
-        if hasattr(module, "fused"):
-            module.fused = True  # type: ignore[assignment]
+        if isinstance(module, Fusable):
+            module.fused = True
+
+
+@cache
+def fused_operations_work() -> bool:
+    """Whether Triton is there and can compile for this GPU: a compiler may be missing, or the GPU too old."""
+    if find_spec("triton") is None:
+        return False
+    from whalefl.tasks.fused import try_out
+
+    try:
+        try_out("cuda")
+    except Exception as error:  # whatever it is, torch's own operations do it too
+        warnings.warn(f"fused operations do not work on this GPU ({error}); torch's own are slower", stacklevel=2)
+        return False
+    return True
 
 
 def norm(kind: Norm, channels: int, ratio: float = 1.0, copies: int = 1) -> nn.Module:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from whalefl.subnet.axes import Axes, Part
-from whalefl.tasks.layers import Classifier, Norm, norm, norm_pool_relu, side_by_side
+from whalefl.tasks.layers import Classifier, Fusable, Norm, norm, norm_pool_relu, side_by_side
 from whalefl.tasks.task import Shape
 
 CHANNELS = (64, 128, 256, 512)
@@ -61,10 +61,8 @@ class Block(nn.Module):
         return self.conv2(self.before2(self.conv1(active))) + kept  # type: ignore[no-any-return]
 
 
-class Activation(nn.Sequential):
+class Activation(Fusable, nn.Sequential):
     """A norm and ReLU."""
-
-    fused = False
 
     def forward(self, x: Tensor) -> Tensor:
         return norm_pool_relu(self[0], x, fused=self.fused)
