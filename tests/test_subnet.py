@@ -282,7 +282,7 @@ def test_wrong_declarations_are_named() -> None:
 @pytest.mark.parametrize("extraction", EXTRACTIONS.values(), ids=lambda e: e.name)
 def test_the_gpu_finds_every_number_of_a_slice_in_the_flat_model(extraction: Extraction) -> None:
     """Channels of convolutions come last in a slot; a parameter without dimensions has one place."""
-    from whalefl.federation.graphs import Aim
+    from whalefl.federation.graphs import Aim, Span
 
     axes = Axes.of({"a": 5, "b": 7}, {"w": ("b", "a", 3, 3), "v": (2, "b"), "s": (), "u": ("a",)})
     plan = extraction.plan(axes, 0.5, 3, 1, 0)
@@ -291,7 +291,7 @@ def test_the_gpu_finds_every_number_of_a_slice_in_the_flat_model(extraction: Ext
     for name, index in plan_index(axes, plan).items():
         piece = whole[name][index]
         rows = piece.permute(0, 2, 3, 1) if piece.ndim == 4 else piece
-        spans[name] = (start, start + rows.numel(), rows.shape)
+        spans[name] = Span(start, start + rows.numel(), rows.shape, piece.ndim == 4)
         start += rows.numel()
         expected.append(rows.flatten())
     assert torch.equal(Aim(axes, plan, spans, torch.device("cpu")).at(plan), torch.cat(expected))

@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from whalefl.experiments.cells import Cell
 from whalefl.experiments.protocol import Setting
@@ -17,7 +18,7 @@ from whalefl.experiments.store import Finished, Store
 from whalefl.experiments.tables import Pair
 from whalefl.federation.methods import check_method
 from whalefl.report.compact import level_lines
-from whalefl.report.plots import median_curve
+from whalefl.report.plots import mean_curve, median_curve
 from whalefl.report.summary import evaluated
 from whalefl.scheduling.replay import levels_of_line
 from whalefl.subnet.plans import EXTRACTIONS
@@ -109,8 +110,9 @@ class Bars:
         axis.set_yticks(range(len(known)), [f"{pair.cell.setting.name}: {pair.name}" for pair, _ in known])
         axis.invert_yaxis()
         axis.set(xscale="log", xlabel="times sooner to the target (red x: the paper)")
-        for set_formatter in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
-            set_formatter("{x:g}x")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))  # more labels than these would overlap
+        axis.xaxis.set_major_formatter("{x:g}x")
+        axis.xaxis.set_minor_formatter(NullFormatter())
         axis.grid(axis="x", alpha=0.3)
         return figure
 
@@ -189,7 +191,7 @@ class CoverageCurves:
             for axis, column in zip(axes, columns, strict=True):
                 curves = [curve for run in runs if (curve := coverage_curve(run, column)) is not None]
                 if curves:
-                    axis.plot(*median_curve(curves), color=f"C{color}", label=cell.label)
+                    axis.plot(*mean_curve(curves), color=f"C{color}", label=cell.label)
         for axis, title in zip(axes, titles, strict=True):
             axis.set(title=title, xlabel="virtual hours")
             axis.grid(alpha=0.3)

@@ -239,5 +239,5 @@ THEOREM = Study(
     "methods leave untouched, nearly all is in rounds 1 and 2, in which every device trains the smallest slice.",
     cells_of(MNIST),
     (CoverageTable("CNN@MNIST", cells_of(MNIST)),),
-    (CoverageCurves("coverage", "Coverage over virtual time, median of the seeds.", cells_of(MNIST)),),
+    (CoverageCurves("coverage", "Coverage over virtual time, mean of the seeds.", cells_of(MNIST)),),
 )

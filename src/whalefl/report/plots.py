@@ -103,11 +103,23 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def median_curve(
-    curves: Sequence[tuple[Sequence[float], Sequence[float]]],
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+Curves = Sequence[tuple[Sequence[float], Sequence[float]]]
+
+
+def median_curve(curves: Curves) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The median of several curves over the time that all of them cover; a value holds until the next one."""
+    grid, held = _held(curves)
+    return grid, np.median(held, axis=0)
+
+
+def mean_curve(curves: Curves) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The mean of several curves, likewise: for whole numbers, whose median jumps."""
+    grid, held = _held(curves)
+    return grid, np.mean(held, axis=0)
+
+
+def _held(curves: Curves) -> tuple[NDArray[np.float64], list[NDArray[np.float64]]]:
     start, end = max(times[0] for times, _ in curves), min(times[-1] for times, _ in curves)
     grid = np.linspace(start, max(start, end), _POINTS)
     held = [np.asarray(values)[np.searchsorted(times, grid, side="right") - 1] for times, values in curves]
-    return grid, np.median(held, axis=0)
+    return grid, held
