@@ -110,6 +110,8 @@ def run_of(cell: Cell, seed: int) -> Run:
         "rounds": MOST_ROUNDS,
         "horizon_s": cell.setting.horizon_s,
         "target": cell.setting.target,
+        "precision": cell.setting.precision,
+        "evaluation": {"calibration": cell.setting.calibration},
     }
     if cell.setting.sigma is not None:
         own["partition"] = {"sigma": cell.setting.sigma}
