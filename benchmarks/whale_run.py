@@ -1,4 +1,4 @@
-"""Where the time of a whole run goes: WHALE on MNIST with an evaluation every round.
+"""Where the time of a whole run goes: WHALE on MNIST, or another method and task, with an evaluation every round.
 
 python benchmarks/whale_run.py --device cuda --rounds 400      # writes results/bench/whale_run.json
 """
@@ -54,12 +54,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--task", default="mnist")
     parser.add_argument("--method", default="whale")
+    parser.add_argument("--precision", default="tf32")
     parser.add_argument("--out", type=Path, default=Path("results/bench/whale_run.json"))
     arguments = parser.parse_args()
     simulation.use_one_thread()
-    wanted = {"device": arguments.device, "rounds": arguments.rounds, "method": arguments.method}
-    experiment = compose([preset("mnist"), preset("paper"), preset(f"mnist/{arguments.method}"), wanted])
+    task, method = arguments.task, arguments.method
+    wanted = {key: getattr(arguments, key) for key in ("device", "rounds", "precision")}
+    experiment = compose([preset(task), preset("paper"), preset(f"{task}/{method}"), {"method": method, **wanted}])
     federation = prepared(experiment)
     engine = Timed(make_engine(experiment, federation.task))
     start = time.perf_counter()
@@ -69,7 +72,7 @@ def main() -> None:
     shares = [device.share for record in records for device in record.devices]
     result = {
         "command": f"python benchmarks/whale_run.py --device {arguments.device} --rounds {arguments.rounds}"
-        f" --method {arguments.method}",
+        f" --task {task} --method {method} --precision {arguments.precision}",
         "rounds": len(records),
         "total_s": total,
         # Slots are recorded when they are first needed, nearly all of them in the first rounds.
@@ -77,6 +80,7 @@ def main() -> None:
         "training_without_recording_ms": 1e3 * mean(sorted(engine.seconds)[: int(0.95 * len(engine.seconds))]),
         "evaluation_ms": 1e3 * mean(engine.evaluations),
         "other_ms": 1e3 * (total - sum(engine.seconds) - sum(engine.evaluations)) / len(records),
+        "gpu_memory_mb": torch.cuda.max_memory_reserved() / 1e6 if arguments.device == "cuda" else None,
         "mean_share": mean(shares),
         "final_accuracy": records[-1].accuracy,
     }

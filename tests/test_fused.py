@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whalefl.federation.evaluation import gather_statistics
+from whalefl.federation.logits import PlainLogits
 from whalefl.tasks.cnn import CNN, cnn_axes
 from whalefl.tasks.layers import Fusable
 from whalefl.tasks.resnet import ResNet18, resnet18_axes
@@ -19,6 +20,7 @@ PLACE = "cuda" if torch.cuda.is_available() else "cpu"
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from whalefl.tasks.fused import grey_block, mean_and_variance, norm_pool_relu, try_out  # noqa: E402
+from whalefl.tasks.word_losses import WordLogits  # noqa: E402
 
 
 def drawn(*shapes: Sequence[int]) -> list[Tensor]:
@@ -137,3 +139,29 @@ def test_what_is_not_a_number_is_passed_on() -> None:
     assert norm_pool_relu(x, weight, bias, 1e-5, (2, 2))[:, 0].isnan().all()
     (kernel,) = drawn((4, 1, 3, 3))
     assert grey_block(x[:, :1].contiguous(), kernel, weight, bias, 1e-5).isnan().all()
+
+
+@pytest.mark.parametrize(("rows", "classes", "copies"), [(6, 40, 2), (3, 5000, None), (4, 9000, 1)])
+def test_losses_over_many_classes(rows: int, classes: int, copies: int | None) -> None:
+    logits, uniforms = drawn((rows, classes), (1, rows))
+    logits, draws = F.pad(4 * logits, (0, 3))[:, :classes], torch.special.ndtr(uniforms[0])  # room between the rows
+    absent = None if copies is None else torch.rand(copies, classes, device=PLACE) < 0.4
+    targets = torch.arange(rows, device=PLACE) * (classes // rows)
+    (ours,), (theirs,) = trained([logits])
+    fused, exact = WordLogits(ours, absent), PlainLogits(theirs)
+    if absent is not None:
+        exact = PlainLogits(theirs.view(len(absent), -1, classes).masked_fill(absent[:, None], 0.0).flatten(0, 1))
+    torch.testing.assert_close(fused.losses(targets), exact.losses(targets).float(), atol=1e-5, rtol=1e-5)
+    (slope,) = drawn((rows,))
+    found = torch.autograd.grad(fused.losses(targets), ours, slope)[0]
+    other = torch.autograd.grad(exact.losses(targets), theirs, slope.double())[0]
+    assert (found - other).norm() < 1e-5 * other.norm()
+    assert torch.equal(fused.labels(draws), exact.labels(draws.double()))
+    assert fused.labels(torch.full_like(draws, 1 - 1e-7)).max() < classes
+
+
+def test_losses_over_many_classes_pass_on_what_is_not_a_number() -> None:
+    (logits,) = drawn((2, 100))
+    logits[0, 3] = float("nan")
+    losses = WordLogits(logits, None).losses(torch.tensor([5, 5], device=PLACE))
+    assert losses[0].isnan() and losses[1].isfinite()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from statistics import median
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,7 +20,9 @@ from whalefl.fleet.weather import Weather
 from whalefl.rng import Seeds
 from whalefl.scheduling.policies import Whale
 from whalefl.tasks.digits import digits
-from whalefl.tasks.task import Task
+from whalefl.tasks.partition import Partition
+from whalefl.tasks.task import Examples, Task
+from whalefl.tasks.transformer import Sizes, Transformer, transformer_axes
 
 pytestmark = [
     pytest.mark.gpu,
@@ -81,6 +84,43 @@ def test_rounds_of_several_runs_at_once_are_as_those_of_each(method: str) -> Non
             losses = {outcome.device: outcome.loss for outcome in outcomes}
             assert {o.device: o.loss for o in answer[1]} == pytest.approx(losses, rel=1e-4)
             states[number], _ = close_round(runs[number], states[number], opened[number], sums, outcomes)
+
+
+def words_task() -> Task:
+    """Texts over more words than torch's own losses are used for, and a small Transformer without dropout."""
+    sizes = Sizes(words=5000, length=8, model=32, heads=4, hidden=64, layers=1, dropout=0.0)
+    rng = np.random.default_rng(0)
+    tokens = [torch.tensor(rng.zipf(1.3, (count, sizes.length)) % sizes.words) for count in (400, 40)]
+    return Task(
+        name="words",
+        axes=transformer_axes(sizes),
+        build=lambda shape: Transformer(shape, sizes),
+        train=Examples(tokens[0], tokens[0]),
+        test=Examples(tokens[1], tokens[1]),
+        classes=sizes.words,
+        prepare=lambda tokens: tokens,
+        masked=lambda tokens: tokens == 0,
+        groups=np.arange(400),
+    )
+
+
+def test_losses_over_many_words_equal_the_plain_engine() -> None:
+    from whalefl.federation.graphs import GraphEngine
+
+    here, settings = words_task(), replace(SETTINGS, partition=Partition(kind="contiguous"))
+    there = here.to("cuda")
+    whale = make_method("whale", Whale(quantile=0.9))
+    federation = assemble(here, whale, Fleet(), Weather(), settings, Seeds.all(1))
+    plain, graphs = PlainEngine(here, TRAINING), GraphEngine(there, TRAINING, "fp32")
+    state = first_state(federation)
+    for _ in range(3):
+        opened = open_round(federation, state)
+        sums, outcomes = plain.train(state.weights, opened.orders)
+        gpu_sums, found = graphs.train({n: w.cuda() for n, w in state.weights.items()}, opened.orders)
+        assert (gpu_sums.flat.cpu() - sums.flat).norm() < 1e-5 * sums.flat.norm()
+        losses = {outcome.device: outcome.loss for outcome in outcomes}
+        assert {outcome.device: outcome.loss for outcome in found} == pytest.approx(losses, rel=1e-4)
+        state, _ = close_round(federation, state, opened, sums, outcomes)
 
 
 def on_gpu(task: Task, precision: str, rounds: int) -> list[float | None]:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from whalefl.errors import WhaleflError
 from whalefl.federation.local_training import train_slice
+from whalefl.federation.logits import PlainLogits, training_logits
 from whalefl.federation.orders import Order, absent_classes
-from whalefl.federation.steps import has_dropout, sampled_gradient, sampled_labels, squared_norms, training_logits
+from whalefl.federation.steps import has_dropout, sampled_gradient, squared_norms
 from whalefl.federation.training import Training
 from whalefl.scheduling.fisher import fisher_trace
 from whalefl.subnet.aggregation import Contribution
@@ -100,21 +101,21 @@ def test_the_unit_value_lies_inside_the_trace_and_equals_it_at_the_smallest_leve
 
 def test_masked_logits_are_zero_for_classes_a_device_does_not_own() -> None:
     output = torch.arange(8.0).reshape(2, 4)
-    assert training_logits(output, torch.from_numpy(absent_classes(4, (1, 3)))[None]).tolist() == [
+    assert training_logits(output, torch.from_numpy(absent_classes(4, (1, 3)))[None]).rows.tolist() == [
         [0, 1, 0, 3],
         [0, 5, 0, 7],
     ]
-    assert training_logits(output, None).tolist() == output.tolist()
-    assert training_logits(torch.zeros(2, 3, 4), None).shape == (6, 4)
+    assert training_logits(output, None).rows.tolist() == output.tolist()
+    assert training_logits(torch.zeros(2, 3, 4), None).rows.shape == (6, 4)
 
 
 def test_sampled_labels_follow_the_softmax() -> None:
     logits = torch.tensor([[0.0, 1.0, -1.0]])
     draws = torch.linspace(0, 1, 100_001)[:-1]
-    labels = sampled_labels(logits.expand(len(draws), 3), draws)
+    labels = PlainLogits(logits.expand(len(draws), 3)).labels(draws)
     shares = torch.bincount(labels, minlength=3) / len(draws)
     torch.testing.assert_close(shares, logits.softmax(-1)[0], atol=2e-5, rtol=0)
-    assert sampled_labels(logits, torch.tensor([1.0 - 1e-7])).item() == 2
+    assert PlainLogits(logits).labels(torch.tensor([1.0 - 1e-7])).item() == 2
 
 
 def small_model(norm: bool) -> nn.Module:
@@ -159,7 +160,7 @@ def test_the_fisher_estimate_is_unbiased_for_the_exact_trace(
     ]
     error = np.std(estimates) / np.sqrt(draws)
     # Four standard errors of the mean: an unbiased estimate fails this once in 16,000 times.
-    assert abs(np.mean(estimates) - exact_trace(logits, weights)) < 4 * error
+    assert abs(np.mean(estimates) - exact_trace(logits.rows, weights)) < 4 * error
     assert error < 0.03 * np.mean(estimates)
 
 
@@ -167,8 +168,8 @@ def test_the_true_label_gradient_is_not_an_estimate_of_the_trace(corners: Task) 
     model = small_model(True)
     weights: list[Tensor] = list(model.parameters())
     logits = training_logits(model(corners.train.inputs[:8]), None)
-    true = torch.autograd.grad(F.cross_entropy(logits, corners.train.targets[:8]), weights, retain_graph=True)
-    exact = exact_trace(logits, weights)
+    true = torch.autograd.grad(F.cross_entropy(logits.rows, corners.train.targets[:8]), weights, retain_graph=True)
+    exact = exact_trace(logits.rows, weights)
     assert abs(fisher_trace(float(squared_norms(true)), 8) / exact - 1) > 0.3
 
 

@@ -98,7 +98,10 @@ class GraphEngine:
         return [_answer(own, [(*placed[p], results[p]) for p in at]) for own, at in zip(sums, places, strict=True)]
 
     def evaluate(self, weights: Weights, calibration: NDArray[np.int64]) -> Score:
-        return evaluate(self.task, self._whole, weights, calibration)
+        # Among thousands of words, many would have equal logits in 16 bits.
+        half = self.precision == "bf16" and self.task.masked is None
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
+            return evaluate(self.task, self._whole, weights, calibration)
 
     @cached_property
     def _whole(self) -> nn.Module:

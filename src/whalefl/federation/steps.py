@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from whalefl.federation.logits import Logits, training_logits
 from whalefl.federation.training import Training
 from whalefl.subnet.aggregation import by_copy
 from whalefl.tasks.task import Task
@@ -80,17 +80,9 @@ def training_step(task: Task, training: Training, learner: Learner, batch: Batch
     return Measured(losses.detach(), whole, unit)
 
 
-def training_logits(output: Tensor, absent: Tensor | None) -> Tensor:
-    """The logits that the loss uses, one row a prediction; those of classes a copy's device does not own are 0."""
-    logits = output.flatten(0, -2).float()
-    if absent is None:
-        return logits
-    return logits.view(len(absent), -1, logits.shape[-1]).masked_fill(absent[:, None], 0.0).flatten(0, 1)
-
-
-def copy_losses(logits: Tensor, targets: Tensor, copies: int) -> Tensor:
+def copy_losses(logits: Logits, targets: Tensor, copies: int) -> Tensor:
     """The mean loss of each copy over its own predictions."""
-    return F.cross_entropy(logits, targets, reduction="none").view(copies, -1).mean(dim=1)
+    return logits.losses(targets).view(copies, -1).mean(dim=1)
 
 
 def gradients(loss: Tensor, weights: Sequence[Tensor], retain: bool = False) -> list[Tensor]:
@@ -108,7 +100,7 @@ def has_dropout(model: nn.Module) -> bool:
     return any(isinstance(module, _DropoutNd) and module.p > 0 for module in model.modules())
 
 
-def fisher_logits(learner: Learner, inputs: Tensor, logits: Tensor) -> Tensor:
+def fisher_logits(learner: Learner, inputs: Tensor, logits: Logits) -> Logits:
     """The logits that Fisher information is measured on: those of training, or without dropout where there is any."""
     if not has_dropout(learner.model):
         return logits
@@ -119,16 +111,10 @@ def fisher_logits(learner: Learner, inputs: Tensor, logits: Tensor) -> Tensor:
         learner.model.train()
 
 
-def sampled_gradient(logits: Tensor, draws: Tensor, weights: Sequence[Tensor], copies: int = 1) -> list[Tensor]:
+def sampled_gradient(logits: Logits, draws: Tensor, weights: Sequence[Tensor], copies: int = 1) -> list[Tensor]:
     """The gradient of each copy's mean loss for labels drawn from the model itself: one extra backward pass."""
-    labels = sampled_labels(logits.detach(), draws.flatten())
+    labels = logits.labels(draws.flatten())
     return gradients(copy_losses(logits, labels, copies).sum(), weights, retain=True)
-
-
-def sampled_labels(logits: Tensor, draws: Tensor) -> Tensor:
-    """A label from softmax(logits) for each row, by inverting the distribution at a uniform draw."""
-    cumulative = logits.softmax(dim=-1).cumsum(dim=-1)
-    return (cumulative < draws[:, None]).sum(dim=-1).clamp(max=logits.shape[-1] - 1)
 
 
 def squared_norms(tensors: Sequence[Tensor], copies: int = 1) -> Tensor:

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from math import sqrt
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whalefl.errors import require
 from whalefl.subnet.axes import Axes, Part, Segment
 from whalefl.tasks.layers import Scaler
 from whalefl.tasks.task import Shape
+
+_ALIGNED = 64  # numbers
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,20 @@ class Layer(nn.Module):
         return self.norm2(x + self.dropout(self.scaler(self.linear2(hidden))))  # type: ignore[no-any-return]
 
 
+class Decoder(nn.Linear):
+    """A linear layer that gives every word of a vocabulary a logit.
+
+    A GPU multiplies matrices fast only if all of their rows begin at multiples of 16 bytes, which so many words as
+    there happen to be do not give: there rows get a little more room, which is then left out.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_cuda:
+            return super().forward(x)
+        room = -self.out_features % _ALIGNED
+        return F.linear(x, F.pad(self.weight, (0, 0, 0, room)), F.pad(self.bias, (0, room)))[..., : self.out_features]
+
+
 class Transformer(nn.Module):
     """Words and where they stand, encoder layers, and a decoder that gives every word of the vocabulary a logit."""
 
@@ -96,7 +113,7 @@ class Transformer(nn.Module):
         self.linear = nn.Linear(model, model)
         self.gelu = nn.GELU()
         self.last_norm = nn.LayerNorm(model)
-        self.decoder = nn.Linear(model, sizes.words)
+        self.decoder = Decoder(model, sizes.words)
         # The norm that follows hides how large these are, but the larger they are the slower they turn.
         nn.init.normal_(self.words.weight, std=0.02)
         nn.init.normal_(self.positions.weight, std=0.02)
