@@ -6,6 +6,9 @@ the small kernels of many devices overlap. (Stacks of several, which help a proc
 convolutions take longer than the single ones side by side.) The weights of a slot lie in one flat buffer, so that a
 slice comes and goes in one operation. What a slot needs is copied in on its own stream just before its first replay,
 while others train, and read back once when all have ended.
+
+A step over thousands of words fills the GPU by itself, and takes a gigabyte. Where steps are like that there are only
+a few *lanes*: each slot keeps to one of them, and the slots of a lane train in the same memory, one after the other.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -36,7 +39,12 @@ from whalefl.subnet.slicing import Weights, plan_key
 from whalefl.tasks.layers import fuse
 from whalefl.tasks.task import Shape, Task
 
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE as Pool  # memory that recorded graphs share
+
 _STREAMS = 20
+_LANES = 4
+_FILLING = 2**24  # logits of a step that fills the GPU
 _MOST_SHARES = 10_000
 
 Placed = Sequence[tuple["Slot", Order]]
@@ -63,7 +71,10 @@ class GraphEngine:
         self.place = task.train.inputs.device
         self._slots: dict[Key, list[Slot]] = defaultdict(list)
         self._known_shares: dict[object, Tensor] = {}
-        self._streams = [torch.cuda.Stream() for _ in range(_STREAMS)]  # type: ignore[no-untyped-call]
+        filling = training.batch * task.train.targets[0].numel() * task.classes >= _FILLING
+        self._lanes = [torch.cuda.graph_pool_handle() for _ in range(_LANES)] if filling else []
+        count = len(self._lanes) or _STREAMS
+        self._streams = [torch.cuda.Stream() for _ in range(count)]  # type: ignore[no-untyped-call]
         use_precision(precision)
 
     def close(self) -> None:
@@ -116,10 +127,16 @@ class GraphEngine:
         for order in orders:
             key = stack_key(order)
             if taken[key] == len(self._slots[key]):
-                self._slots[key].append(Slot(self.task, self.training, self.precision, order))
+                self._slots[key].append(self._new_slot(order, number=sum(map(len, self._slots.values()))))
             placed.append((self._slots[key][taken[key]], order))
             taken[key] += 1
         return placed
+
+    def _new_slot(self, order: Order, number: int) -> Slot:
+        """A slot in memory of its own, or in that of the next lane."""
+        lane = number % len(self._lanes) if self._lanes else None
+        pool = torch.cuda.graph_pool_handle() if lane is None else self._lanes[lane]
+        return Slot(self.task, self.training, self.precision, order, pool, lane)
 
     def _aimed(self, placed: Placed, own: Sequence[int]) -> list[Nested]:
         """A run's slots, those with the same slice together; whatever their sums will need is sent now, since later it
@@ -155,7 +172,7 @@ class GraphEngine:
         return self._known_shares[key]
 
     def _replay(self, placed: Placed, sources: Mapping[int, tuple[Tensor, Tensor]]) -> None:
-        """Load every slot with its part of its run's model and train it, each on a stream of its own.
+        """Load every slot with its part of its run's model and train it, each on a stream of its own or on its lane's.
 
         `sources` are, for every place, the model and the positions in it.
         """
@@ -166,7 +183,7 @@ class GraphEngine:
             for step in range(max(len(order.batches) for _, order in placed)):
                 for number, (slot, order) in enumerate(placed):
                     if step < len(order.batches):
-                        torch.cuda.set_stream(self._streams[number % _STREAMS])
+                        torch.cuda.set_stream(self._streams[number % _STREAMS if slot.lane is None else slot.lane])
                         if step == 0:
                             whole, position = sources[number]
                             torch.index_select(whole, 0, position, out=slot.flat)
@@ -229,10 +246,14 @@ def _rows(tensor: Tensor, last: bool) -> Tensor:
 class Slot:
     """A stack of one, its weights in one flat buffer, and its recorded steps: with a Fisher measurement, and without.
 
-    `spans` says which part of the buffer is which parameter.
+    `spans` says which part of the buffer is which parameter. Steps are recorded into the memory of a `pool`; of a
+    `lane`, if that is given, whose slots are never replayed at the same time.
     """
 
-    def __init__(self, task: Task, training: Training, precision: Precision, order: Order) -> None:
+    def __init__(
+        self, task: Task, training: Training, precision: Precision, order: Order, pool: Pool, lane: int | None
+    ) -> None:
+        self.lane = lane
         model = task.build(Shape.of(order.plan, order.width)).to(task.train.inputs.device)
         fuse(model)
         self.spans = spans_of(model)
@@ -244,16 +265,16 @@ class Slot:
             parameter.data = view.movedim(-1, 1) if span.last else view
         self.stack = Stack(task, training, order, 1, precision, model)
         self._aim = Aim(task.axes, order.plan, self.spans, self.flat.device)
-        self._plain = self._record(order, measured=False)
         # Only one of the two is replayed at a time, so they share their memory.
-        self._measured = self._record(order, measured=True, beside=self._plain) if order.fisher_steps else self._plain
+        self._plain = self._record(order, measured=False, pool=pool)
+        self._measured = self._record(order, measured=True, pool=pool) if order.fisher_steps else self._plain
 
     def aim(self, plan: Plan) -> Tensor:
         """Where each number of the flat buffer lies among all numbers of the model."""
         return self._aim.at(plan)
 
-    def _record(self, order: Order, measured: bool, beside: torch.cuda.CUDAGraph | None = None) -> torch.cuda.CUDAGraph:
-        return recorded(lambda: self.stack.advance(measured), lambda: self.stack.begin([order]), beside)
+    def _record(self, order: Order, measured: bool, pool: Pool) -> torch.cuda.CUDAGraph:
+        return recorded(lambda: self.stack.advance(measured), lambda: self.stack.begin([order]), pool)
 
     def replay(self, measured: bool) -> None:
         (self._measured if measured else self._plain).replay()
@@ -326,9 +347,9 @@ def _recording_stream() -> torch.cuda.Stream:
 def recorded(
     work: Callable[[], None],
     prepare: Callable[[], None] = lambda: None,
-    beside: torch.cuda.CUDAGraph | None = None,
+    pool: Pool | None = None,
 ) -> torch.cuda.CUDAGraph:
-    """A graph of what some work starts on the GPU, in memory of its own or in that of a graph `beside` it.
+    """A graph of what some work starts on the GPU, in memory of its own or in that of a pool.
 
     The work is prepared and done once before, in which libraries choose their algorithms, and then prepared again.
     """
@@ -342,7 +363,7 @@ def recorded(
         torch.cuda.synchronize()
         # A recorded product keeps the address of its scratch memory, and slots run side by side: each its own.
         torch._C._cuda_clearCublasWorkspaces()
-        graph.capture_begin(None if beside is None else beside.pool())
+        graph.capture_begin(pool)
         work()
         graph.capture_end()
         torch._C._cuda_clearCublasWorkspaces()
