@@ -62,7 +62,7 @@ HAR = Setting("har", "CNN@HAR", 0.88, 1.0, 10, 2, 0.5)
 CIFAR10 = Setting(
     "cifar10", "ResNet18@CIFAR10", 0.70, 40.0, 3, 6, 10.0, extrapolated=True, precision="bf16", calibration=100
 )
-WIKITEXT2 = Setting("wikitext2", "Transformer@WikiText2", 0.37, 20.0, 3, 8, 5.0, extrapolated=True, precision="bf16")
+WIKITEXT2 = Setting("wikitext2", "Transformer@WikiText2", 0.37, 10.0, 3, 8, 5.0, extrapolated=True, precision="bf16")
 
 TASKS = (MNIST, CIFAR10, WIKITEXT2, HAR)
 """In the order of the paper's tables."""
