@@ -185,7 +185,7 @@ def test_results_are_read_as_they_were_written_and_others_stay(result: Result, t
 def test_memory_is_read_as_it_was_written(tmp_path: Path) -> None:
     write_memory(tmp_path / "memory.json", [WORKERS])
     assert read_memory(tmp_path / "memory.json") == [WORKERS]
-    assert WORKERS.models_mb == 42.0
+    assert WORKERS.models_mb == 42.0 and WORKERS.training_mb == 7 * 40.0
     assert len(memory_cells(WORKERS)[0]) == len(memory_header())
     assert len(parts_cells(WORKERS)[0]) == len(parts_header(WORKERS)) == 3
 
@@ -212,6 +212,7 @@ def test_memory_is_measured_of_a_process_and_its_workers() -> None:
     # The least: the global model, its age and copy, the sums of two workers, and the weights and momentum of one.
     assert row.data_mb > 9 * result.model_mb
     assert result.loop_mb > 3 * result.model_mb
+    assert row.data_mb < result.training_mb
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's /proc")

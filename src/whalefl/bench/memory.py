@@ -69,7 +69,13 @@ class MemoryResult:
 
     @property
     def models_mb(self) -> float:
+        """model x (levels + workers), of bare weights."""
         return self.model_mb * (self.levels + self.workers)
+
+    @property
+    def training_mb(self) -> float:
+        """The same of models in training, each as much as a plain loop."""
+        return self.loop_mb * (self.levels + self.workers)
 
     @property
     def client_kb(self) -> float:

@@ -71,7 +71,7 @@ def memory_header() -> tuple[str, ...]:
         "data beyond",
         "code beyond",
         "model x (levels + workers)",
-        "and a loop a worker",
+        "of models in training",
     )
 
 
@@ -85,7 +85,7 @@ def memory_cells(result: MemoryResult) -> list[tuple[str, ...]]:
             f"{row.data_mb:.0f} MB",
             f"{row.code_mb:.0f} MB",
             f"{result.models_mb:.0f} MB",
-            f"{result.models_mb + result.workers * result.loop_mb:.0f} MB",
+            f"{result.training_mb:.0f} MB",
         )
         for row in result.rows
     ]

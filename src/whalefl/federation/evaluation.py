@@ -10,11 +10,11 @@ from typing import Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from whalefl.errors import WhaleflError, require, require_one_of
+from whalefl.federation.logits import training_logits
 from whalefl.rng import stream
 from whalefl.subnet.slicing import Weights
 from whalefl.tasks.layers import Observer, StaticBatchNorm
@@ -141,7 +141,7 @@ def count(task: Task, model: nn.Module, piece: slice) -> Totals:
     inputs, targets = task.prepare(task.test.inputs[piece]), task.test.targets[piece].flatten()
     logits = model(inputs).flatten(0, -2)
     right = logits.argmax(dim=-1) == targets
-    totals = {"loss": F.cross_entropy(logits, targets, reduction="sum"), "right": right.sum()}
+    totals = {"loss": training_logits(logits, None).losses(targets).sum(), "right": right.sum()}
     if task.masked is not None:
         hidden = task.masked(inputs).flatten()
         totals |= {"hidden": hidden.sum(), "hidden right": (right & hidden).sum()}

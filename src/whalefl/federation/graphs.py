@@ -30,6 +30,7 @@ from torch.nn.functional import pad
 from whalefl.errors import Diverged, require_one_of
 from whalefl.federation.engine import Answer, Ask, use_precision, whole_model
 from whalefl.federation.evaluation import Score, evaluate
+from whalefl.federation.logits import MANY
 from whalefl.federation.orders import Order
 from whalefl.federation.stacks import PRECISIONS, Inbox, Key, Precision, Stack, stack_key
 from whalefl.federation.training import Training
@@ -109,8 +110,8 @@ class GraphEngine:
         return [_answer(own, [(*placed[p], results[p]) for p in at]) for own, at in zip(sums, places, strict=True)]
 
     def evaluate(self, weights: Weights, calibration: NDArray[np.int64]) -> Score:
-        # Among thousands of words, many would have equal logits in 16 bits.
-        half = self.precision == "bf16" and self.task.masked is None
+        # Of thousands of classes many would have equal logits in 16 bits.
+        half = self.precision == "bf16" and self.task.classes < MANY
         with torch.autocast("cuda", torch.bfloat16, enabled=half):
             return evaluate(self.task, self._whole, weights, calibration)
 
@@ -127,13 +128,13 @@ class GraphEngine:
         for order in orders:
             key = stack_key(order)
             if taken[key] == len(self._slots[key]):
-                self._slots[key].append(self._new_slot(order, number=sum(map(len, self._slots.values()))))
+                self._slots[key].append(self._new_slot(order, number=len(self._slots[key]) + order.level))
             placed.append((self._slots[key][taken[key]], order))
             taken[key] += 1
         return placed
 
     def _new_slot(self, order: Order, number: int) -> Slot:
-        """A slot in memory of its own, or in that of the next lane."""
+        """A slot in memory of its own, or in a lane's; the slots of a level go round all lanes."""
         lane = number % len(self._lanes) if self._lanes else None
         pool = torch.cuda.graph_pool_handle() if lane is None else self._lanes[lane]
         return Slot(self.task, self.training, self.precision, order, pool, lane)

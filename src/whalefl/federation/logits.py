@@ -10,14 +10,12 @@ from torch import Tensor
 
 from whalefl.tasks.layers import fused_operations_work
 
-_MANY = 4096  # classes from which fused losses take less time and memory than torch's operations
+MANY = 4096
+"""Classes from which on a GPU fused losses take less time and memory than torch's operations."""
 
 
 class Logits(Protocol):
     """One row a prediction."""
-
-    @property
-    def rows(self) -> Tensor: ...
 
     def losses(self, targets: Tensor) -> Tensor:
         """The loss of every prediction."""
@@ -45,7 +43,7 @@ class PlainLogits:
 def training_logits(output: Tensor, absent: Tensor | None) -> Logits:
     """What the loss uses of a model's output; `absent` (copies x classes) marks whom a copy's device does not own."""
     rows = output.flatten(0, -2)
-    if rows.is_cuda and rows.shape[-1] >= _MANY and fused_operations_work():
+    if rows.is_cuda and rows.shape[-1] >= MANY and fused_operations_work():
         from whalefl.tasks.word_losses import WordLogits
 
         return WordLogits(rows, absent)

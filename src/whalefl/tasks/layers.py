@@ -68,7 +68,7 @@ class StaticBatchNorm(nn.Module):
 
             mean, variance = mean_and_variance(x)
         else:
-            variance, mean = torch.var_mean(x, dim=[d for d in range(x.ndim) if d != 1], correction=0)
+            variance, mean = torch.var_mean(x.float(), dim=[d for d in range(x.ndim) if d != 1], correction=0)
         self.observer(x.numel() // x.shape[1], mean, variance)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 _LOWEST = tl.constexpr(-3e38)
+_IGNORED = tl.constexpr(-100)  # a target without a loss, as for torch
 
 
 @triton.jit
@@ -59,10 +60,12 @@ def losses(
     row = tl.program_id(0)
     log_sum = _log_sum(logits_ptr, absent_ptr, row, classes, pitch, each, MASKED, BLOCK)
     target = tl.load(targets_ptr + row)
-    x = tl.load(logits_ptr + row.to(tl.int64) * pitch + target).to(tl.float32)
+    known = (target >= 0) & (target < classes)
+    x = tl.load(logits_ptr + row.to(tl.int64) * pitch + target, mask=known, other=float("nan")).to(tl.float32)
     if MASKED:
-        x = tl.where(tl.load(absent_ptr + (row // each) * classes + target) != 0, 0.0, x)
-    tl.store(losses_ptr + row, log_sum - x)
+        absent = tl.load(absent_ptr + (row // each) * classes + target, mask=known, other=0) != 0
+        x = tl.where(absent, 0.0, x)
+    tl.store(losses_ptr + row, tl.where(target == _IGNORED, 0.0, log_sum - x))
     tl.store(log_sums_ptr + row, log_sum)
 
 
@@ -83,6 +86,7 @@ def slopes(
     """The gradient of the logits: that of the loss times (softmax - 1 at the target)."""
     row, begin = tl.program_id(0), tl.program_id(1) * BLOCK
     log_sum, slope, target = tl.load(log_sums_ptr + row), tl.load(slope_ptr + row), tl.load(targets_ptr + row)
+    slope = tl.where(target == _IGNORED, 0.0, slope)
     x, inside, owned = _row(logits_ptr, absent_ptr, row, begin, classes, pitch, each, MASKED, BLOCK)
     c = begin + tl.arange(0, BLOCK)
     g = tl.where(owned, slope * (tl.exp(x - log_sum) - tl.where(c == target, 1.0, 0.0)), 0.0)
