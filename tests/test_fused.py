@@ -62,7 +62,7 @@ def test_norm_pool_and_relu(shape: tuple[int, ...], pool: tuple[int, int]) -> No
     agree(norm_pool_relu(*ours, 1e-3, pool), F.relu(F.max_pool2d(normal, pool)), ours, theirs)
 
 
-@pytest.mark.parametrize(("channels", "height", "width"), [(4, 8, 8), (20, 7, 5), (64, 28, 28), (96, 6, 6)])
+@pytest.mark.parametrize(("channels", "height", "width"), [(4, 8, 8), (20, 7, 5), (64, 12, 12), (96, 6, 6)])
 def test_a_block_on_grey_images(channels: int, height: int, width: int) -> None:
     x, kernel, weight, bias = drawn((3, 1, height, width), (channels, 1, 3, 3), (channels,), (channels,))
     x[:, :, :4] = -0.4  # a background: all of its pixels are equal
