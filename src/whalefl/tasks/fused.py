@@ -1,6 +1,7 @@
-"""Batch norm, max pool and ReLU as one operation on a GPU, and a whole block on grey images (see `tasks.kernels`).
+"""Batch norm, max pool and ReLU as one operation on a GPU, and a whole block on grey images.
 
-Triton, which they are written in, comes with torch where there is a GPU.
+Their kernels are in `tasks.norm_kernels` and `tasks.grey_kernels`. Triton, which those are written in, comes with
+torch where there is a GPU.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from whalefl.tasks import kernels
+from whalefl.tasks import grey_kernels, norm_kernels
 from whalefl.tasks.layers import Pool, Statistics
 
 _SPLITS = 32  # parts that a sum over all pixels of a mini-batch is taken in
@@ -22,7 +23,7 @@ _SCORED_SPLITS = 256  # of thousands of images
 _TILE = 2048  # numbers that one program holds of an activation
 _SMALL_TILE = 512  # where it holds ten of them
 _CHANNELS = 64  # of them at most
-_TAPS = kernels.TAPS.value
+_TAPS = grey_kernels.TAPS.value
 _PATCHES = 256  # that one program multiplies at a time
 
 
@@ -42,7 +43,7 @@ def norm_pool_relu(
     out = _images(x, examples, channels, height // ph, width // pw)
     windows, blocks = examples * (height // ph) * (width // pw), _blocks(channels)
     grid = _grid(windows, channels, blocks)
-    kernels.scaled[grid](x, scale, shift, out, windows, channels, height, width, PH=ph, PW=pw, **blocks)
+    norm_kernels.scaled[grid](x, scale, shift, out, windows, channels, height, width, PH=ph, PW=pw, **blocks)
     return out
 
 
@@ -81,7 +82,7 @@ def _grey_normed(x: Tensor, kernel: Tensor, found: Tensor, weight: Tensor, bias:
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
     out = _images(x, examples, channels, height // 2, width // 2, dtype=dtype)
     windows, blocks = examples * (height // 2) * (width // 2), _blocks(channels)
-    kernels.grey_normed[_grid(windows, channels, blocks)](
+    grey_kernels.normed[_grid(windows, channels, blocks)](
         x, kernel, found, weight, bias, out, windows, channels, height, width, **blocks
     )
     return out
@@ -94,11 +95,11 @@ def _blocks(channels: int, tile: int = _TILE, most: int = _CHANNELS) -> dict[str
 
 
 def _moments(x: Tensor, splits: int) -> tuple[Tensor, int]:
-    """Sums and sums of squares of all channels, in parts (see `kernels.moments`), and over how many pixels."""
+    """Sums and sums of squares of all channels, in parts (see `norm_kernels.moments`), and over how many pixels."""
     channels, rows = x.shape[1], x.numel() // x.shape[1]
     parts, blocks = torch.empty(2, splits, channels, device=x.device), _blocks(channels)
     grid = (splits, triton.cdiv(channels, blocks["BC"]))
-    kernels.moments[grid](x, parts, rows, channels, SPLITS=splits, BR=blocks["BQ"], BC=blocks["BC"])
+    norm_kernels.moments[grid](x, parts, rows, channels, SPLITS=splits, BR=blocks["BQ"], BC=blocks["BC"])
     return parts, rows
 
 
@@ -125,7 +126,7 @@ class _NormPoolRelu(torch.autograd.Function):
         parts, rows = _moments(x, splits)
         out = _images(x, examples, channels, height // ph, width // pw)
         windows = examples * (height // ph) * (width // pw)
-        kernels.normed[_grid(windows, channels, blocks)](
+        norm_kernels.normed[_grid(windows, channels, blocks)](
             x, parts, weight, bias, out, windows, rows, channels, height, width, eps,
             SPLITS=splits, PH=ph, PW=pw, **blocks,
         )  # fmt: skip
@@ -144,11 +145,11 @@ class _NormPoolRelu(torch.autograd.Function):
         of_weight, of_bias = torch.empty_like(weight), torch.empty_like(bias)
         shared = {"SPLITS": parts.shape[1], "PH": ph, "PW": pw, **blocks}
         whole = examples * (height // ph) * (width // pw)
-        kernels.reduced[(parts.shape[1], triton.cdiv(channels, blocks["BC"]))](
+        norm_kernels.reduced[(parts.shape[1], triton.cdiv(channels, blocks["BC"]))](
             x, parts, weight, bias, slope, sums, whole, rows, channels, height, width, ctx.eps, **shared
         )
         windows = examples * triton.cdiv(height, ph) * triton.cdiv(width, pw)
-        kernels.spread[_grid(windows, channels, blocks)](
+        norm_kernels.spread[_grid(windows, channels, blocks)](
             x, parts, weight, bias, slope, sums, of_x, of_weight, of_bias,
             windows, rows, channels, height, width, ctx.eps, **shared,
         )  # fmt: skip
@@ -168,8 +169,8 @@ class _GreyBlock(torch.autograd.Function):
         pixels, taken = examples * height * width, _multiplied(channels)
         parts = torch.empty(_SPLITS, _TAPS, _TAPS, device=x.device)
         found = torch.empty(2, channels, device=x.device)
-        kernels.patch_products[(_SPLITS,)](x, parts, pixels, height, width, SPLITS=_SPLITS, BR=_PATCHES)
-        kernels.grey_statistics[(triton.cdiv(channels, taken),)](
+        grey_kernels.patch_products[(_SPLITS,)](x, parts, pixels, height, width, SPLITS=_SPLITS, BR=_PATCHES)
+        grey_kernels.statistics[(triton.cdiv(channels, taken),)](
             kernel, parts, found, pixels, channels, eps, SPLITS=_SPLITS, BC=taken
         )
         ctx.save_for_backward(x, kernel, weight, bias, parts, found)
@@ -184,11 +185,11 @@ class _GreyBlock(torch.autograd.Function):
         blocks, taken = _blocks(channels, _SMALL_TILE, _CHANNELS // 2), _multiplied(channels)
         sums = torch.empty(_SPLITS, _TAPS, channels, device=x.device)
         windows = examples * (height // 2) * (width // 2)
-        kernels.grey_reduced[(_SPLITS, triton.cdiv(channels, blocks["BC"]))](
+        grey_kernels.reduced[(_SPLITS, triton.cdiv(channels, blocks["BC"]))](
             x, kernel, found, weight, bias, slope, sums, windows, channels, height, width, SPLITS=_SPLITS, **blocks
         )
         of_kernel, of_weight, of_bias = (torch.empty_like(t) for t in (kernel, weight, bias))
-        kernels.grey_slopes[(triton.cdiv(channels, taken),)](
+        grey_kernels.slopes[(triton.cdiv(channels, taken),)](
             kernel, found, weight, parts, sums, of_kernel, of_weight, of_bias,
             examples * height * width, channels, SPLITS=_SPLITS, BC=taken,
         )  # fmt: skip
