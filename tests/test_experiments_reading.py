@@ -10,9 +10,17 @@ from pathlib import Path
 import pytest
 
 from test_report import curve, device, round_record, run
+from whalefl.config import preset
 from whalefl.experiments.cells import run_of
 from whalefl.experiments.protocol import MNIST, WIKITEXT2
-from whalefl.experiments.reading import main_cell, metric_of, second_target, summaries, tuned_reference
+from whalefl.experiments.reading import (
+    main_cell,
+    metric_of,
+    second_target,
+    summaries,
+    tuned_reference,
+    untuned_reference,
+)
 from whalefl.experiments.store import Store
 from whalefl.experiments.tables import Hours, Pair, Pairs, gain_of, speedup_text
 from whalefl.experiments.trajectories import correlation, rank_correlation, shares_by_third
@@ -20,13 +28,18 @@ from whalefl.experiments.tuning import MOST_SHARE, finalists, method_cells, tria
 from whalefl.experiments.verdicts import (
     CONFIRMED,
     REFUTED,
+    TIED,
     UNDECIDED,
     AheadEarly,
     Better,
     FasterWhereMore,
+    FollowsFisher,
+    Larger,
+    Smaller,
     SmallLargeSmall,
     Sooner,
     SoonerAndNoWorse,
+    Worse,
     both,
     side,
     speedup_side,
@@ -69,6 +82,9 @@ def test_a_speedup_is_the_geometric_mean_of_paired_ratios() -> None:
     in_rounds = speedup(*rounds, "rounds")
     assert in_rounds.value == Bounded(pytest.approx(exp((log(1.0) + log(0.5)) / 2))) and in_rounds.interval is None
     assert speedup_text(found) == "3.00x [2.00, 4.50]"
+    crossed = replace(run(None), crossed_s=20.0)  # it was there once, and did not stay
+    assert speedup({0: run(40.0)}, {0: crossed}, "crossings").value == Bounded(pytest.approx(2.0))
+    assert speedup({0: run(40.0)}, {0: crossed}).value == Bounded(pytest.approx(0.4), "≤")
 
 
 def test_runs_that_never_reached_are_bounds_and_pairs_of_them_say_nothing() -> None:
@@ -181,11 +197,12 @@ def test_texts_are_read_on_the_accuracy_on_which_fedavg_is_nearest_to_the_paper(
     assert metric_of(store, WIKITEXT2) == "accuracy" == metric_of(store, MNIST)
     keep(store, fedavg, 0, rising(20, 5, 0.08), 100.0, more={"accuracy_all": rising(20, 5, 0.45)})
     assert metric_of(store, WIKITEXT2) == "accuracy"  # the test set has no say in it
-    tuned = tuned_reference(WIKITEXT2)
-    keep(store, tuned, 100, rising(20, 5, 0.08), 100.0, more={"accuracy_all": rising(20, 5, 0.41)})
+    reference = untuned_reference(WIKITEXT2)
+    assert run_of(reference, 100).experiment.training.lr == preset("wikitext2")["training"]["lr"]
+    keep(store, reference, 100, rising(20, 5, 0.08), 100.0, more={"accuracy_all": rising(20, 5, 0.41)})
     assert metric_of(store, WIKITEXT2) == "accuracy_all"
     assert summaries(store, fedavg)[0].final_accuracy == pytest.approx(0.45)
-    found = trial(store, tuned)
+    found = trial(store, reference)
     assert found is not None and found.final == pytest.approx(0.41)
 
 
@@ -286,6 +303,11 @@ def test_verdicts_on_a_results_folder(store: Store) -> None:
     assert Sooner(FEDAVG, WHALE).find(store).verdict == REFUTED
     assert Better(WHALE, FEDAVG).find(store).verdict == REFUTED
     assert Better(WHALE, FEDAVG, margin=0.03).find(store).verdict == CONFIRMED
+    lower = Worse(WHALE, FEDAVG).find(store)
+    assert lower.verdict == CONFIRMED and lower.figure.startswith("-") and lower.seeds == 3
+    assert Worse(FEDAVG, WHALE).find(store).verdict == REFUTED
+    sooner = Sooner(WHALE, FEDAVG).find(store)
+    assert sooner.seeds == 3 and sooner.by_crossing.endswith("]")
     assert SoonerAndNoWorse(WHALE, FEDAVG).find(store).verdict == REFUTED
     # In the first fifth, 1,080 s, WHALE gets past its step in one run of three only.
     assert AheadEarly(WHALE, FEDAVG, share=0.2).find(store).verdict == UNDECIDED
@@ -308,6 +330,17 @@ def test_small_large_small_compares_thirds(tmp_path: Path) -> None:
     assert SmallLargeSmall(WHALE).find(store).verdict == CONFIRMED
 
 
+def test_sizes_are_smaller_or_larger(tmp_path: Path) -> None:
+    store, shares = Store(tmp_path), {"1": 1.0, "2": 0.25}
+    for seed in range(3):
+        for cell, level in ((FEDAVG, "1"), (WHALE, "2")):
+            keep(store, cell, seed, [0.5] * 30, 100.0, levels=[[30, level]], shares=shares)
+    smaller = Smaller(WHALE, FEDAVG).find(store)
+    assert smaller.verdict == CONFIRMED == Larger(FEDAVG, WHALE).find(store).verdict
+    assert smaller.figure.startswith("-75.00 points")
+    assert Larger(WHALE, FEDAVG).find(store).verdict == REFUTED
+
+
 def test_sizes_are_compared_with_the_fisher_information_they_were_chosen_from(tmp_path: Path) -> None:
     """Here sizes go with the round before, and against the same round."""
     store, shares = Store(tmp_path), {"1": 1.0, "5": 1 / 256}
@@ -318,6 +351,9 @@ def test_sizes_are_compared_with_the_fisher_information_they_were_chosen_from(tm
     keep(store, cell, 0, [0.5] * 30, 100.0, levels=lines, shares=shares, fisher=fisher)
     found = correlation(list(store.runs(cell).values()), None, "all")
     assert found is not None and found.value == pytest.approx(1.0)
+    # A trace over the slice grows with it, so nothing is learnt from their going together.
+    assert FollowsFisher(cell, "all").find(store).verdict == TIED
+    assert FollowsFisher(cell, "unit").find(store).verdict == UNDECIDED  # one seed
 
 
 def test_coverage_decides_nothing_between_methods_that_are_alike_in_it(tmp_path: Path) -> None:

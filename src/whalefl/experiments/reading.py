@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from statistics import mean
 
+from whalefl.config import preset
 from whalefl.experiments.cells import Cell
 from whalefl.experiments.paper import FINAL_ACCURACY
 from whalefl.experiments.protocol import FIRST_TUNING_SEED, LABELS, Setting
 from whalefl.experiments.store import Finished, Store
+from whalefl.report.comparison import Unit
 from whalefl.report.statistics import Speedup, speedup
 from whalefl.report.summary import RunSummary, final_accuracy
 
@@ -61,10 +63,18 @@ def _summary(run: Finished, target: float, metric: str) -> RunSummary:
     return replace(summary, time_s=horizon, reached_s=None, reached_round=None, crossed_s=None)
 
 
+def untuned_reference(setting: Setting) -> Cell:
+    """FedAvg with the authors' settings, whatever tuning finds, on the tuning seeds and the validation set."""
+    training = preset(setting.task)["training"]
+    own = tuple((f"training.{key}", training[key]) for key in ("lr", "iterations"))
+    cell = tuned_reference(setting)
+    return replace(cell, overrides=(*cell.overrides, *own))
+
+
 def metric_of(store: Store, setting: Setting) -> str:
-    """What counts as accuracy: for texts, whichever of the two FedAvg brings closer to the paper's figure for it, on
-    the tuning seeds and the validation set."""
-    runs = store.runs(tuned_reference(setting)) if setting.task == "wikitext2" else {}
+    """What counts as accuracy: for texts, whichever of the two FedAvg with the authors' settings brings closer to the
+    paper's figure for it, on the tuning seeds and the validation set."""
+    runs = store.runs(untuned_reference(setting)) if setting.task == "wikitext2" else {}
     if not runs:
         return "accuracy"
     wanted = FINAL_ACCURACY[setting.task]["fedavg"]
@@ -81,9 +91,9 @@ def second_target(store: Store, setting: Setting) -> float | None:
 
 
 def speedup_over(
-    store: Store, reference: Cell, cell: Cell, target: float | None = None, in_rounds: bool = False
+    store: Store, reference: Cell, cell: Cell, target: float | None = None, unit: Unit = "seconds"
 ) -> Speedup | None:
     """How many times sooner than the reference; None while one of the two has no runs."""
     known, runs = summaries(store, reference, target), summaries(store, cell, target)
-    found = speedup(known, runs, "rounds" if in_rounds else "seconds")
+    found = speedup(known, runs, unit)
     return found if found.seeds else None

@@ -43,7 +43,7 @@ class Hours:
             *_beside(bool(self.paper_hours), "paper (h)", "ours (h)", "difference (h)"),
             *("reached", "rounds", "first crossing (h)"),
             *_beside(bool(self.paper_speedups), "paper", sooner, "difference"),
-            *("in rounds", "share trained", "round (s)"),
+            *("by first crossing", "in rounds", "share trained", "round (s)"),
         )
         return title + "\n" + grid([header, *(self._row(store, cell, target) for cell in self.cells)])
 
@@ -65,7 +65,7 @@ class Hours:
             signed(_gap(None if ratio is None else ratio.value, paper_x), "+.2f"),
         )
         if not runs:
-            return (cell.label, *times, *[""] * 3, *factors, *[""] * 3)
+            return (cell.label, *times, *[""] * 3, *factors, *[""] * 4)
         return (
             cell.label + _diverged(store, cell),
             *times,
@@ -73,7 +73,8 @@ class Hours:
             median_rounds(runs).text(".0f"),
             crossing(runs),
             *factors,
-            speedup_text(speedup_over(store, self.cells[0], cell, target, in_rounds=True)),
+            speedup_text(speedup_over(store, self.cells[0], cell, target, "crossings")),
+            speedup_text(speedup_over(store, self.cells[0], cell, target, "rounds")),
             f"{100 * mean(run.mean_share for run in runs.values()):.0f} %",
             f"{mean(run.time_s / run.rounds for run in runs.values()):.1f}",
         )
@@ -97,21 +98,25 @@ class Pairs:
     pairs: tuple[Pair, ...]
 
     def markdown(self, store: Store) -> str:
-        header = ("setting", "comparison", "paper", "ours [95 %]", "difference", "in rounds", "reached")
+        header = (
+            *("setting", "comparison", "paper", "ours [95 %]", "difference"),
+            *("by first crossing", "in rounds", "reached"),
+        )
         return f"### {self.title}\n\n" + grid([header, *(self._row(store, pair) for pair in self.pairs)])
 
     def _row(self, store: Store, pair: Pair) -> tuple[str, ...]:
         paper = NONE if pair.paper is None else f"{pair.paper:.2f}x"
         ratio = speedup_over(store, pair.reference, pair.cell)
         if ratio is None:
-            return (pair.cell.setting.name, pair.name, paper, NOT_RUN, "", "", "")
+            return (pair.cell.setting.name, pair.name, paper, NOT_RUN, "", "", "", "")
         return (
             pair.cell.setting.name,
             pair.name,
             paper,
             speedup_text(ratio),
             signed(_gap(ratio.value, pair.paper), "+.2f"),
-            speedup_text(speedup_over(store, pair.reference, pair.cell, in_rounds=True)),
+            speedup_text(speedup_over(store, pair.reference, pair.cell, unit="crossings")),
+            speedup_text(speedup_over(store, pair.reference, pair.cell, unit="rounds")),
             " / ".join(_reached(summaries(store, cell), cell) for cell in (pair.cell, pair.reference)),
         )
 

@@ -19,6 +19,8 @@ from whalefl.report.statistics import Interval, Mean, Speedup, mean_of
 from whalefl.report.summary import evaluated
 
 CONFIRMED, REFUTED, UNDECIDED = "confirmed", "refuted", "not decidable"
+TIED = "by construction"
+"""Of two quantities of which one is computed from the other."""
 
 MARGIN = 0.01
 """An accuracy counts as not sacrificed while it is at most so much lower."""
@@ -26,10 +28,12 @@ MARGIN = 0.01
 
 @dataclass(frozen=True)
 class Finding:
-    """What the runs say of a claim."""
+    """What the runs of so many `seeds` say of a claim; of a speed-up also `by_crossing`, which decides nothing."""
 
     figure: str
     verdict: str
+    seeds: int = 0
+    by_crossing: str = ""
 
 
 MISSING = Finding(NOT_RUN, NOT_RUN)
@@ -40,6 +44,11 @@ def side(interval: Interval | None, bound: float) -> str:
     if interval is None:
         return UNDECIDED
     return CONFIRMED if interval[0] > bound else REFUTED if interval[1] < bound else UNDECIDED
+
+
+def below(interval: Interval | None, bound: float) -> str:
+    """The other way round."""
+    return side(None if interval is None else (-interval[1], -interval[0]), -bound)
 
 
 def speedup_side(found: Speedup) -> str:
@@ -73,7 +82,8 @@ class Sooner:
         found = speedup_over(store, self.reference, self.cell)
         if found is None:
             return MISSING
-        return Finding(speedup_text(found) + self._beside(found), speedup_side(found))
+        crossing = speedup_text(speedup_over(store, self.reference, self.cell, unit="crossings"))
+        return Finding(speedup_text(found) + self._beside(found), speedup_side(found), found.seeds, crossing)
 
     def _beside(self, found: Speedup) -> str:
         if self.paper is None or found.interval is None or found.value is None or found.value.sign:
@@ -96,7 +106,19 @@ class Better:
         found = gain_of(store, self.reference, self.cell)
         if found is None:
             return MISSING
-        return Finding(_points(found), side(found.interval, -self.margin))
+        return Finding(_points(found), side(found.interval, -self.margin), found.seeds)
+
+
+@dataclass(frozen=True)
+class Worse:
+    """The cell's final accuracy is lower than the reference's, seeds paired."""
+
+    cell: Cell
+    reference: Cell
+
+    def find(self, store: Store) -> Finding:
+        found = gain_of(store, self.reference, self.cell)
+        return MISSING if found is None else Finding(_points(found), below(found.interval, 0.0), found.seeds)
 
 
 @dataclass(frozen=True)
@@ -111,7 +133,8 @@ class SoonerAndNoWorse:
         better = Better(self.cell, self.reference, MARGIN).find(store)
         if MISSING in (sooner, better):
             return MISSING
-        return Finding(f"{sooner.figure}; {better.figure}", both(sooner.verdict, better.verdict))
+        verdict = both(sooner.verdict, better.verdict)
+        return Finding(f"{sooner.figure}; {better.figure}", verdict, sooner.seeds, sooner.by_crossing)
 
 
 @dataclass(frozen=True)
@@ -130,7 +153,7 @@ class AheadEarly:
             for cell in (self.cell, self.reference)
         )
         found = mean_of([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
-        return MISSING if found is None else Finding(_points(found), side(found.interval, 0.0))
+        return MISSING if found is None else Finding(_points(found), side(found.interval, 0.0), found.seeds)
 
 
 def early_accuracy(run: Finished, until_s: float, metric: str) -> float:
@@ -159,12 +182,16 @@ class SmallLargeSmall:
         fall = mean_of([middle - late for _, middle, late in thirds])
         assert rise is not None and fall is not None
         text = " / ".join(f"{mean(part):.0f} %" for part in zip(*thirds, strict=True))
-        return Finding(f"share trained {text}", both(side(rise.interval, 0.0), side(fall.interval, 0.0)))
+        verdict = both(side(rise.interval, 0.0), side(fall.interval, 0.0))
+        return Finding(f"share trained {text}", verdict, len(thirds))
 
 
 @dataclass(frozen=True)
 class FollowsFisher:
-    """Size and Fisher information go up and down together (rank correlation over time, all devices)."""
+    """Size and Fisher information go up and down together (rank correlation over time, all devices).
+
+    The trace over the slice grows with the slice, so that the two are tied whatever devices do.
+    """
 
     cell: Cell
     column: str
@@ -174,7 +201,8 @@ class FollowsFisher:
         found = correlation(runs, None, self.column)
         if found is None:
             return MISSING if not runs else Finding("size never changes", UNDECIDED)
-        return Finding(f"{found.value:+.2f}{_ends(found.interval, '+.2f')}", side(found.interval, 0.0))
+        verdict = TIED if self.column == "all" else side(found.interval, 0.0)
+        return Finding(f"{found.value:+.2f}{_ends(found.interval, '+.2f')}", verdict, found.seeds)
 
 
 @dataclass(frozen=True)
@@ -193,7 +221,7 @@ class Unsteadier:
             if here is not None and there is not None:
                 steps.append(here.value - there.value)
         found = mean_of(steps)
-        return MISSING if found is None else Finding(_points(found), side(found.interval, 0.0))
+        return MISSING if found is None else Finding(_points(found), side(found.interval, 0.0), found.seeds)
 
 
 @dataclass(frozen=True)
@@ -204,11 +232,26 @@ class Smaller:
     reference: Cell
 
     def find(self, store: Store) -> Finding:
-        ours, theirs = (summaries(store, cell) for cell in (self.cell, self.reference))
-        found = mean_of([theirs[seed].mean_share - ours[seed].mean_share for seed in ours if seed in theirs])
-        if found is None:
-            return MISSING
-        return Finding(f"{_points(found)} of the model less", side(found.interval, 0.0))
+        found = _more_trained(store, self.cell, self.reference)
+        return MISSING if found is None else Finding(_points(found), below(found.interval, 0.0), found.seeds)
+
+
+@dataclass(frozen=True)
+class Larger:
+    """The opposite."""
+
+    cell: Cell
+    reference: Cell
+
+    def find(self, store: Store) -> Finding:
+        found = _more_trained(store, self.cell, self.reference)
+        return MISSING if found is None else Finding(_points(found), side(found.interval, 0.0), found.seeds)
+
+
+def _more_trained(store: Store, cell: Cell, reference: Cell) -> Mean | None:
+    """How much more of the model a cell's devices train."""
+    ours, theirs = (summaries(store, one) for one in (cell, reference))
+    return mean_of([ours[seed].mean_share - theirs[seed].mean_share for seed in ours if seed in theirs])
 
 
 @dataclass(frozen=True)
@@ -219,8 +262,7 @@ class LongerThan:
     reference: Cell
 
     def find(self, store: Store) -> Finding:
-        found = speedup_over(store, self.cell, self.reference)
-        return MISSING if found is None else Finding(speedup_text(found), speedup_side(found))
+        return Sooner(self.reference, self.cell).find(store)
 
 
 WARM_UP = 2
@@ -261,8 +303,9 @@ class FasterWhereMore:
             return MISSING
         figure = f"{total.value:+.2f}{_ends(total.interval, '+.2f')}"
         if self.key == "untouched" and max(spreads) < ALIKE:
-            return Finding(f"{figure}, but methods differ by {100 * max(spreads):.2f} % of the model", UNDECIDED)
-        return Finding(figure, side(total.interval, 0.0))
+            text = f"{figure}, but methods differ by {100 * max(spreads):.2f} % of the model"
+            return Finding(text, UNDECIDED, total.seeds)
+        return Finding(figure, side(total.interval, 0.0), total.seeds)
 
 
 def _points(found: Mean) -> str:

@@ -79,22 +79,28 @@ def censored_median(runs: Sequence[RunSummary], values: Sequence[float]) -> Boun
     return Bounded(at_least, "" if at_least == at_most else "≥")
 
 
-Unit = Literal["seconds", "rounds"]
+Unit = Literal["seconds", "rounds", "crossings"]
+"""In what the way to the target is counted: virtual seconds or rounds, or seconds to the first crossing."""
 
 
 def paired_ratio(reference: RunSummary, run: RunSummary, unit: Unit = "seconds") -> Bounded | None:
     """How many times sooner `run` reached the target than `reference` did with the same seed."""
-    if reference.reached_s is None and run.reached_s is None:
+    theirs, ours = (_reached(one, unit) is not None for one in (reference, run))
+    if not theirs and not ours:
         return None
-    sign = "≥" if reference.reached_s is None else "≤" if run.reached_s is None else ""
-    return Bounded(spent(reference, unit) / spent(run, unit), sign)
+    return Bounded(spent(reference, unit) / spent(run, unit), "" if theirs and ours else "≤" if theirs else "≥")
 
 
 def spent(run: RunSummary, unit: Unit = "seconds") -> float:
-    """The virtual seconds or rounds until the target; those of the whole run if it was not reached."""
-    if unit == "rounds":
-        return run.rounds if run.reached_round is None else run.reached_round
-    return run.time_s if run.reached_s is None else run.reached_s
+    """What it took to the target; for the whole run if it was not reached."""
+    reached = _reached(run, unit)
+    if reached is not None:
+        return reached
+    return run.rounds if unit == "rounds" else run.time_s
+
+
+def _reached(run: RunSummary, unit: Unit) -> float | None:
+    return {"seconds": run.reached_s, "rounds": run.reached_round, "crossings": run.crossed_s}[unit]
 
 
 def geometric_mean(ratios: Sequence[Bounded]) -> Bounded | None:
