@@ -46,11 +46,6 @@ def side(interval: Interval | None, bound: float) -> str:
     return CONFIRMED if interval[0] > bound else REFUTED if interval[1] < bound else UNDECIDED
 
 
-def below(interval: Interval | None, bound: float) -> str:
-    """The other way round."""
-    return side(None if interval is None else (-interval[1], -interval[0]), -bound)
-
-
 def speedup_side(found: Speedup) -> str:
     """Above 1 is confirmed; a lower bound cannot refute, an upper bound cannot confirm, and both decide nothing.
 
@@ -103,10 +98,7 @@ class Better:
     margin: float = 0.0
 
     def find(self, store: Store) -> Finding:
-        found = gain_of(store, self.reference, self.cell)
-        if found is None:
-            return MISSING
-        return Finding(_points(found), side(found.interval, -self.margin), found.seeds)
+        return _above(gain_of(store, self.reference, self.cell), -self.margin)
 
 
 @dataclass(frozen=True)
@@ -117,8 +109,7 @@ class Worse:
     reference: Cell
 
     def find(self, store: Store) -> Finding:
-        found = gain_of(store, self.reference, self.cell)
-        return MISSING if found is None else Finding(_points(found), below(found.interval, 0.0), found.seeds)
+        return _below(gain_of(store, self.reference, self.cell))
 
 
 @dataclass(frozen=True)
@@ -152,8 +143,7 @@ class AheadEarly:
             {seed: early_accuracy(run, horizon, metric) for seed, run in store.runs(cell).items()}
             for cell in (self.cell, self.reference)
         )
-        found = mean_of([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
-        return MISSING if found is None else Finding(_points(found), side(found.interval, 0.0), found.seeds)
+        return _above(mean_of([ours[seed] - theirs[seed] for seed in ours if seed in theirs]))
 
 
 def early_accuracy(run: Finished, until_s: float, metric: str) -> float:
@@ -220,8 +210,7 @@ class Unsteadier:
             here, there = (unsteadiness([runs[seed]], metric) if seed in runs else None for runs in (ours, theirs))
             if here is not None and there is not None:
                 steps.append(here.value - there.value)
-        found = mean_of(steps)
-        return MISSING if found is None else Finding(_points(found), side(found.interval, 0.0), found.seeds)
+        return _above(mean_of(steps))
 
 
 @dataclass(frozen=True)
@@ -232,8 +221,7 @@ class Smaller:
     reference: Cell
 
     def find(self, store: Store) -> Finding:
-        found = _more_trained(store, self.cell, self.reference)
-        return MISSING if found is None else Finding(_points(found), below(found.interval, 0.0), found.seeds)
+        return _below(_more_trained(store, self.cell, self.reference))
 
 
 @dataclass(frozen=True)
@@ -244,8 +232,7 @@ class Larger:
     reference: Cell
 
     def find(self, store: Store) -> Finding:
-        found = _more_trained(store, self.cell, self.reference)
-        return MISSING if found is None else Finding(_points(found), side(found.interval, 0.0), found.seeds)
+        return _above(_more_trained(store, self.cell, self.reference))
 
 
 def _more_trained(store: Store, cell: Cell, reference: Cell) -> Mean | None:
@@ -306,6 +293,19 @@ class FasterWhereMore:
             text = f"{figure}, but methods differ by {100 * max(spreads):.2f} % of the model"
             return Finding(text, UNDECIDED, total.seeds)
         return Finding(figure, side(total.interval, 0.0), total.seeds)
+
+
+def _above(gain: Mean | None, bound: float = 0.0) -> Finding:
+    """That a gain is above a bound."""
+    return MISSING if gain is None else Finding(_points(gain), side(gain.interval, bound), gain.seeds)
+
+
+def _below(gain: Mean | None) -> Finding:
+    """That a gain is a loss."""
+    if gain is None:
+        return MISSING
+    loss = None if gain.interval is None else (-gain.interval[1], -gain.interval[0])
+    return Finding(_points(gain), side(loss, 0.0), gain.seeds)
 
 
 def _points(found: Mean) -> str:
