@@ -23,7 +23,7 @@ from whalefl.tasks.task import Task
 
 _CALIBRATION = {"cpu": 1000, "cuda": 5000}  # samples in one forward pass that gathers statistics
 _SCORING = {"cpu": 100, "cuda": 5000}  # samples in one forward pass that scores: as many as a cache or a GPU likes
-_LOGITS = 2**27  # logits in one forward pass, which for texts are the larger limit
+_LOGITS = {"cpu": 2**27, "cuda": 2**29}  # logits in one forward pass, which for texts are the larger limit
 
 
 @dataclass(frozen=True)
@@ -233,5 +233,5 @@ def batch_norms(model: nn.Module) -> list[tuple[str, StaticBatchNorm]]:
 def _pieces(task: Task, examples: int, most: int) -> list[slice]:
     """So many examples in pieces of at most `most`, whose logits fit into memory."""
     predictions = task.test.targets[0].numel()
-    size = max(1, min(most, _LOGITS // (predictions * task.classes)))
+    size = max(1, min(most, _LOGITS[task.test.inputs.device.type] // (predictions * task.classes)))
     return [slice(start, start + size) for start in range(0, examples, size)]

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from whalefl.federation.halves import compute_in_half
 from whalefl.federation.orders import Order, Outcome, absent_classes, outcome_of
 from whalefl.federation.steps import Batch, Learner, training_step
 from whalefl.federation.training import Training
@@ -118,10 +119,13 @@ class Stack:
         )
         self.results = torch.zeros(copies, 3, room, dtype=torch.float64, device=self.place)
         trained = [weight for weight in self.weights.values() if weight.requires_grad]
+        # A GPU takes longer to start so many casts than to carry them out.
+        halves = compute_in_half(model) if self._half and self.place.type == "cuda" else {}
         self.learner = Learner(
             model=model,
             copies=copies,
             weights=trained,
+            leaves=[halves.get(weight, weight) for weight in trained],
             momentum=self._desk.like("momentum", trained),
             absent=None if order.labels is None else self.inbox.there["absent"],
             unit=self._desk.like("unit", trained) if order.fisher_steps else [],

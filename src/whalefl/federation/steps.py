@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from whalefl.federation.halves import like, renew
 from whalefl.federation.logits import Logits, training_logits
 from whalefl.federation.training import Training
 from whalefl.subnet.aggregation import by_copy
@@ -35,6 +36,7 @@ class Batch:
 class Learner:
     """`copies` slices in training: their model, its weights that are trained, and the momentum of each.
 
+    `leaves` are what the model computes with: these weights, or copies of them in 16 bits (see `federation.halves`).
     `absent` (copies x classes) marks the classes whose logits are 0 in the loss (None: none); `unit` is 1 where a
     coordinate of a weight belongs to the smallest slice and 0 elsewhere.
     """
@@ -42,6 +44,7 @@ class Learner:
     model: nn.Module
     copies: int
     weights: list[Tensor]
+    leaves: list[Tensor]
     momentum: list[Tensor]
     absent: Tensor | None
     unit: list[Tensor]
@@ -64,6 +67,7 @@ class Measured:
 
 def training_step(task: Task, training: Training, learner: Learner, batch: Batch, lr: float | Tensor) -> Measured:
     """Train a learner on one mini-batch, in place."""
+    renew(learner.leaves, learner.weights)
     augment = None if batch.augment_draws is None else batch.augment_draws.flatten(0, 1)
     inputs = task.training_inputs(batch.indices.flatten(), augment)
     targets = task.train.targets[batch.indices].flatten()
@@ -71,27 +75,20 @@ def training_step(task: Task, training: Training, learner: Learner, batch: Batch
     whole = unit = None
     if batch.fisher_draws is not None:
         logits_measured = fisher_logits(learner, inputs, logits)
-        scores = sampled_gradient(logits_measured, batch.fisher_draws, learner.weights, learner.copies)
+        found = sampled_gradient(logits_measured, batch.fisher_draws, learner.leaves, learner.copies)
+        scores = like(learner.weights, found)
         whole = squared_norms(scores, learner.copies)
         torch._foreach_mul_(scores, learner.unit)
         unit = squared_norms(scores, learner.copies)
     losses = copy_losses(logits, targets, learner.copies)
-    sgd_step(training, lr, learner, gradients(losses.sum(), learner.weights))
+    found = torch.autograd.grad(losses.sum(), learner.leaves)
+    sgd_step(training, lr, learner, like(learner.weights, found))
     return Measured(losses.detach(), whole, unit)
 
 
 def copy_losses(logits: Logits, targets: Tensor, copies: int) -> Tensor:
     """The mean loss of each copy over its own predictions."""
     return logits.losses(targets).view(copies, -1).mean(dim=1)
-
-
-def gradients(loss: Tensor, weights: Sequence[Tensor], retain: bool = False) -> list[Tensor]:
-    """The gradient of each weight, laid out in memory as the weight is."""
-    found = torch.autograd.grad(loss, weights, retain_graph=retain)
-    return [
-        gradient if gradient.stride() == weight.stride() else torch.empty_like(weight).copy_(gradient)
-        for gradient, weight in zip(found, weights, strict=True)
-    ]
 
 
 def has_dropout(model: nn.Module) -> bool:
@@ -111,10 +108,10 @@ def fisher_logits(learner: Learner, inputs: Tensor, logits: Logits) -> Logits:
         learner.model.train()
 
 
-def sampled_gradient(logits: Logits, draws: Tensor, weights: Sequence[Tensor], copies: int = 1) -> list[Tensor]:
+def sampled_gradient(logits: Logits, draws: Tensor, leaves: Sequence[Tensor], copies: int = 1) -> Sequence[Tensor]:
     """The gradient of each copy's mean loss for labels drawn from the model itself: one extra backward pass."""
     labels = logits.labels(draws.flatten())
-    return gradients(copy_losses(logits, labels, copies).sum(), weights, retain=True)
+    return torch.autograd.grad(copy_losses(logits, labels, copies).sum(), leaves, retain_graph=True)
 
 
 def squared_norms(tensors: Sequence[Tensor], copies: int = 1) -> Tensor:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from whalefl.errors import require
 from whalefl.subnet.axes import Axes, Part, Segment
@@ -54,7 +56,10 @@ class Attention(nn.Module):
         self.scaler = Scaler(shape.ratio)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (self._by_head(self.scaler(linear(x))) for linear in (self.linear_q, self.linear_k, self.linear_v))
+        linears = (self.linear_q, self.linear_k, self.linear_v)
+        weight, bias = (torch.cat(parts) for parts in zip(*((one.weight, one.bias) for one in linears), strict=True))
+        sizes = [one.out_features for one in linears]
+        q, k, v = map(self._by_head, self.scaler(F.linear(x, weight, bias)).split(sizes, dim=-1))  # in one product
         looks = (q @ k.transpose(-2, -1) / sqrt(q.shape[-1])).softmax(dim=-1)
         return self.scaler(self.linear_o((looks @ v).transpose(1, 2).flatten(2)))  # type: ignore[no-any-return]
 
@@ -88,14 +93,51 @@ class Decoder(nn.Linear):
     """A linear layer that gives every word of a vocabulary a logit.
 
     A GPU multiplies matrices fast only if all of their rows begin at multiples of 16 bytes, which so many words as
-    there happen to be do not give: there rows get a little more room, which is then left out.
+    there happen to be do not give: there rows get a little more room.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         room = -self.out_features % _ALIGNED if x.is_cuda else 0
         if room == 0:
             return super().forward(x)
-        return F.linear(x, F.pad(self.weight, (0, 0, 0, room)), F.pad(self.bias, (0, room)))[..., : self.out_features]
+        half = torch.is_autocast_enabled(x.device.type)
+        dtype = torch.get_autocast_dtype(x.device.type) if half else x.dtype
+        x, weight, bias = (tensor.to(dtype) for tensor in (x, self.weight, self.bias))
+        return RoomyLinear.apply(x, weight, bias, room)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class RoomyLinear(torch.autograd.Function):
+    """A linear layer whose outputs lie in rows with room for a few more numbers, and so may its gradient.
+
+    Left to autograd, to leave the room out would be to copy all logits once more on the way back.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, room: int) -> Tensor:
+        roomy = F.pad(weight, (0, 0, 0, room))
+        ctx.save_for_backward(x, roomy)
+        ctx.room = room
+        return F.linear(x, roomy, F.pad(bias, (0, room)))[..., : len(weight)]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        x, roomy = ctx.saved_tensors
+        words = slope.shape[-1]
+        of_rows = with_room(slope.flatten(0, -2), ctx.room)
+        of_weight, of_bias = of_rows.T @ x.flatten(0, -2), of_rows.sum(dim=0)
+        return (of_rows @ roomy).view(x.shape), of_weight[:words], of_bias[:words], None
+
+
+def with_room(rows: Tensor, room: int) -> Tensor:
+    """The rows and so many zeros behind each: in place, where that much room lies there."""
+    count, classes = rows.shape
+    pitch, stored = classes + room, rows.untyped_storage().nbytes() // rows.itemsize
+    if rows.stride() != (pitch, 1) or rows.storage_offset() + count * pitch > stored:
+        return F.pad(rows, (0, room))
+    roomy = rows.as_strided((count, pitch), (pitch, 1))
+    roomy[:, classes:] = 0
+    return roomy
 
 
 class Transformer(nn.Module):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -30,7 +31,8 @@ class WordLogits:
     def labels(self, draws: Tensor) -> Tensor:
         """A label from softmax(logits) for each row, by inverting the distribution at a uniform draw."""
         rows, found = _readable(self.rows.detach()), torch.empty(len(draws), dtype=torch.int64, device=draws.device)
-        word_kernels.labels[(len(rows),)](rows, _marks(rows, self.absent), draws, found, **_sizes(rows, self.absent))
+        sizes = _sizes(rows, self.absent)
+        word_kernels.labels[(len(rows),)](rows, _marks(rows, self.absent), draws, found, **sizes)
         return found
 
 
@@ -42,13 +44,26 @@ def _readable(rows: Tensor) -> Tensor:
 def _sizes(rows: Tensor, absent: Tensor | None) -> dict[str, int]:
     count, classes = rows.shape
     each = count if absent is None else count // len(absent)
-    block = min(_BLOCK, triton.next_power_of_2(classes))
-    return {"classes": classes, "pitch": rows.stride(0), "each": each, "MASKED": absent is not None, "BLOCK": block}
+    return {
+        "classes": classes,
+        "room": _room(rows),
+        "pitch": rows.stride(0),
+        "each": each,
+        "MASKED": absent is not None,
+        "BLOCK": min(_BLOCK, triton.next_power_of_2(classes)),
+    }
+
+
+def _room(rows: Tensor) -> int:
+    """How many numbers of every row may be read: up to the next row, if the last row too has so many."""
+    count, classes = rows.shape
+    pitch, stored = rows.stride(0), rows.untyped_storage().nbytes() // rows.itemsize
+    return pitch if pitch > classes and rows.storage_offset() + count * pitch <= stored else classes
 
 
 def _marks(rows: Tensor, absent: Tensor | None) -> Tensor:
-    """A kernel is given something to point to even where it is not to look."""
-    return rows if absent is None else absent
+    """Absent classes in rows of the same room. A kernel is given something to point to even where it is not to look."""
+    return rows if absent is None else F.pad(absent, (0, _room(rows) - rows.shape[1]))
 
 
 class _Losses(torch.autograd.Function):
@@ -64,8 +79,8 @@ class _Losses(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         rows, absent, targets, log_sums = ctx.saved_tensors
-        of_rows = torch.empty_strided(rows.shape, rows.stride(), dtype=rows.dtype, device=rows.device)
         sizes = _sizes(rows, absent)
+        of_rows = torch.empty(len(rows), sizes["pitch"], dtype=rows.dtype, device=rows.device)[:, : rows.shape[1]]
         grid = (len(rows), triton.cdiv(sizes["classes"], sizes["BLOCK"]))
         word_kernels.slopes[grid](rows, _marks(rows, absent), targets, log_sums, slope.contiguous(), of_rows, **sizes)
         return of_rows, None, None
