@@ -9,16 +9,17 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 
 from whalefl.experiments.cells import Cell
 from whalefl.experiments.protocol import Setting
 from whalefl.experiments.reading import metric_of, speedup_over
 from whalefl.experiments.store import Finished, Store
-from whalefl.experiments.tables import Pair
+from whalefl.experiments.tables import Pair, final_of
 from whalefl.federation.methods import check_method
 from whalefl.report.compact import level_lines
 from whalefl.report.plots import mean_curve, median_curve
+from whalefl.report.statistics import Interval
 from whalefl.report.summary import evaluated
 from whalefl.scheduling.replay import levels_of_line
 from whalefl.subnet.plans import EXTRACTIONS
@@ -93,28 +94,70 @@ class Bars:
 
     def draw(self, store: Store) -> Figure | None:
         found = [(pair, speedup_over(store, pair.reference, pair.cell)) for pair in self.pairs]
-        known = [(pair, ratio) for pair, ratio in found if ratio is not None and ratio.value is not None]
-        if not known:
+        rows = [
+            Row(f"{pair.cell.setting.name}: {pair.name}", value.value, ratio.interval, pair.paper, value.sign)
+            for pair, ratio in found
+            if ratio is not None and (value := ratio.value) is not None
+        ]
+        if not rows:
             return None
-        figure, axis = plt.subplots(figsize=(8, 1.2 + 0.36 * len(known)), layout="constrained")
-        for row, (pair, ratio) in enumerate(known):
-            assert ratio.value is not None
-            axis.plot(ratio.value.value, row, "o", color="C0")
-            if ratio.interval is not None:
-                axis.plot(ratio.interval, (row, row), color="C0", linewidth=2)
-            if ratio.value.sign:
-                axis.annotate(f" {ratio.value.sign}", (ratio.value.value, row), va="bottom")
-            if pair.paper is not None:
-                axis.plot(pair.paper, row, "x", color="C3")
+        figure, axis = _rows_of_dots(rows)
         axis.axvline(1.0, color="grey", linestyle=":")
-        axis.set_yticks(range(len(known)), [f"{pair.cell.setting.name}: {pair.name}" for pair, _ in known])
-        axis.invert_yaxis()
         axis.set(xscale="log", xlabel="times sooner to the target (red x: the paper)")
         axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))  # more labels than these would overlap
         axis.xaxis.set_major_formatter("{x:g}x")
         axis.xaxis.set_minor_formatter(NullFormatter())
-        axis.grid(axis="x", alpha=0.3)
         return figure
+
+
+@dataclass(frozen=True)
+class FinalDots:
+    """Final accuracies with their intervals, and the paper's numbers beside them."""
+
+    name: str
+    caption: str
+    cells: tuple[tuple[Cell, float], ...]
+
+    def draw(self, store: Store) -> Figure | None:
+        found = [(cell, final_of(store, cell), paper) for cell, paper in self.cells]
+        rows = [
+            Row(f"{cell.setting.name}: {cell.label}", final.value, final.interval, paper)
+            for cell, final, paper in found
+            if final is not None
+        ]
+        if not rows:
+            return None
+        figure, axis = _rows_of_dots(rows)
+        axis.set_xlabel("final accuracy (red x: the paper)")
+        axis.xaxis.set_major_formatter(PercentFormatter(xmax=1))
+        return figure
+
+
+@dataclass(frozen=True)
+class Row:
+    """A figure of ours, its interval, the paper's, and whether ours is only a bound (≥, ≤ or ~)."""
+
+    label: str
+    value: float
+    interval: Interval | None
+    paper: float | None
+    sign: str = ""
+
+
+def _rows_of_dots(rows: Sequence[Row]) -> tuple[Figure, Any]:
+    figure, axis = plt.subplots(figsize=(8, 1.2 + 0.36 * len(rows)), layout="constrained")
+    for height, row in enumerate(rows):
+        axis.plot(row.value, height, "o", color="C0")
+        if row.interval is not None:
+            axis.plot(row.interval, (height, height), color="C0", linewidth=2)
+        if row.sign:
+            axis.annotate(f" {row.sign}", (row.value, height), va="bottom")
+        if row.paper is not None:
+            axis.plot(row.paper, height, "x", color="C3")
+    axis.set_yticks(range(len(rows)), [row.label for row in rows])
+    axis.invert_yaxis()
+    axis.grid(axis="x", alpha=0.3)
+    return figure, axis
 
 
 @dataclass(frozen=True)

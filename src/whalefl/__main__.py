@@ -1,0 +1,5 @@
+"""`python -m whalefl`: the command line without its script."""
+
+from whalefl.cli import main
+
+main()
