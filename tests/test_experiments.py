@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from made_up import made_up
 from whalefl.cli.reproduce import Options, reproduce_study
 from whalefl.config import Experiment, to_toml
 from whalefl.errors import WhaleflError
@@ -35,7 +36,8 @@ from whalefl.experiments.theorem import CoverageTable
 from whalefl.experiments.trajectories import TrajectoryTable
 from whalefl.experiments.tuning import method_cells, tuning_cells, with_all_seeds
 from whalefl.runs import RunFolder
-from whalefl.values import RoundRecord
+from whalefl.tasks.costs import level_costs
+from whalefl.values import Ladder, RoundRecord
 
 ROOT = Path(__file__).parent.parent
 NOWHERE = Store(Path("does-not-exist"))
@@ -94,6 +96,17 @@ def test_no_default_changes_under_finished_runs() -> None:
     then either the presets must set the old one, or the runs go. A new setting changes this mark and no run."""
     values = to_toml(Experiment())
     assert hashlib.blake2b(values.encode(), digest_size=6).hexdigest() == "9c3705cadff9"
+
+
+def test_no_cost_changes_under_finished_runs() -> None:
+    """Delays and the memory that a level needs follow from what is counted on the models: with other counts the same
+    settings would be other runs. A faster way to compute the same must not show in them."""
+    counts = [
+        (name, cost.level, cost.parameters, cost.flops, cost.activation_bytes)
+        for name in ("mnist", "har", "cifar10", "wikitext2")
+        for cost in level_costs(made_up(name), Ladder())
+    ]
+    assert hashlib.blake2b(repr(counts).encode(), digest_size=6).hexdigest() == "f5d136745fd2"
 
 
 def test_names_are_the_same_in_another_process() -> None:

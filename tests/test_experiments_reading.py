@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import exp, log, sqrt
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from test_report import curve, device, round_record, run
@@ -23,7 +24,7 @@ from whalefl.experiments.reading import (
 )
 from whalefl.experiments.store import Store
 from whalefl.experiments.tables import Hours, Pair, Pairs, gain_of, speedup_text
-from whalefl.experiments.trajectories import correlation, rank_correlation, shares_by_third
+from whalefl.experiments.trajectories import correlation, rank_correlation, restlessness, shares_by_third
 from whalefl.experiments.tuning import MOST_SHARE, finalists, method_cells, trial, winner, with_all_seeds
 from whalefl.experiments.verdicts import (
     CONFIRMED,
@@ -35,6 +36,9 @@ from whalefl.experiments.verdicts import (
     FasterWhereMore,
     FollowsFisher,
     Larger,
+    LongerThan,
+    MoreInTheMiddle,
+    Restless,
     Smaller,
     SmallLargeSmall,
     Sooner,
@@ -46,7 +50,7 @@ from whalefl.experiments.verdicts import (
 )
 from whalefl.report.compact import POINTS, compact_metrics, records_of, to_json
 from whalefl.report.comparison import Bounded
-from whalefl.report.statistics import Speedup, bootstrap_interval, mean_of, speedup
+from whalefl.report.statistics import COVERED, Speedup, bootstrap_interval, mean_of, speedup
 from whalefl.report.summary import Record, summarise
 
 FEDAVG, WHALE = main_cell(MNIST, "fedavg"), main_cell(MNIST, "whale")
@@ -69,6 +73,14 @@ def test_the_interval_is_that_of_the_mean_and_always_the_same() -> None:
     spread = sqrt(sum((v - 9.5) ** 2 for v in values) / 20) / sqrt(20)
     assert found[0] == pytest.approx(9.5 - 1.96 * spread, abs=0.2)
     assert found[1] == pytest.approx(9.5 + 1.96 * spread, abs=0.2)
+
+
+@pytest.mark.parametrize("seeds", COVERED)
+def test_intervals_of_few_values_cover_as_often_as_the_page_says(seeds: int) -> None:
+    rng = np.random.default_rng(0)
+    found = [bootstrap_interval(list(rng.normal(size=seeds))) for _ in range(600)]
+    covered = sum(interval is not None and interval[0] <= 0 <= interval[1] for interval in found) / len(found)
+    assert covered == pytest.approx(COVERED[seeds], abs=0.05)
 
 
 def test_a_speedup_is_the_geometric_mean_of_paired_ratios() -> None:
@@ -318,6 +330,17 @@ def test_verdicts_on_a_results_folder(store: Store) -> None:
     assert Sooner(alone, FEDAVG).find(store).verdict == UNDECIDED
 
 
+def test_a_verdict_may_depend_on_how_a_target_counts_as_reached(store: Store) -> None:
+    assert not Sooner(WHALE, FEDAVG).find(store).depends
+    early = main_cell(MNIST, "whalerolex")  # there for one round long before it stays
+    for seed in range(3):
+        keep(store, early, seed, [0.1, 0.9, *rising(58, 40)], 100.0)
+    found = Sooner(early, FEDAVG).find(store)
+    assert (found.verdict, found.otherwise, found.depends) == (REFUTED, CONFIRMED, True)
+    assert Sooner(WHALE, FEDAVG, target=0.94).find(store).verdict == REFUTED  # where only FedAvg gets
+    assert LongerThan(FEDAVG, WHALE, target=0.5).find(store).verdict == CONFIRMED
+
+
 def test_small_large_small_compares_thirds(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for seed, middle in enumerate("122"):
@@ -328,6 +351,37 @@ def test_small_large_small_compares_thirds(tmp_path: Path) -> None:
     early, middle_share, late = shares_by_third(run)
     assert early < late < middle_share <= 100
     assert SmallLargeSmall(WHALE).find(store).verdict == CONFIRMED
+    assert MoreInTheMiddle(WHALE, 2).find(store).verdict == CONFIRMED
+
+
+def test_sizes_that_only_shrink_are_half_of_small_large_small(tmp_path: Path) -> None:
+    store, shares = Store(tmp_path), {"1": 1.0, "2": 0.25, "3": 0.0625}
+    for seed in range(3):
+        keep(store, WHALE, seed, [0.5] * 30, 100.0, levels=[[10, "1"], [10, "2"], [10, "3"]], shares=shares)
+    grow, shrink = (MoreInTheMiddle(WHALE, than).find(store) for than in (0, 2))
+    assert (grow.verdict, shrink.verdict) == (REFUTED, CONFIRMED)
+    assert SmallLargeSmall(WHALE).find(store).verdict == REFUTED
+
+
+def test_sizes_that_change_more_often_are_restless(tmp_path: Path) -> None:
+    store, shares = Store(tmp_path), {"1": 1.0, "2": 0.25}
+    devices = {"kinds": ["JetsonNano", "RaspberryPi4"], "shares": shares}
+    for seed in range(3):
+        keep(store, FEDAVG, seed, [0.5] * 5, 100.0, levels=[[2, "11"], [3, "12"]], **devices)
+        keep(
+            store,
+            WHALE,
+            seed,
+            [0.5] * 5,
+            100.0,
+            levels=[[1, "11"], [1, "-2"], [1, "12"], [1, "21"], [1, "12"]],
+            **devices,
+        )
+    calm, restless = (restlessness(store.runs(cell)[0]) for cell in (FEDAVG, WHALE))
+    assert calm == pytest.approx(0.75 / 8)  # one change of 0.75 in four steps of two devices
+    assert restless == pytest.approx(5 * 0.75 / 6)  # who sat out has no step to there and from there
+    assert Restless(WHALE, FEDAVG).find(store).verdict == CONFIRMED
+    assert Restless(FEDAVG, WHALE).find(store).verdict == REFUTED
 
 
 def test_sizes_are_smaller_or_larger(tmp_path: Path) -> None:

@@ -85,6 +85,14 @@ def test_a_weight_that_an_embedding_shares_stays_whole() -> None:
     assert len(copies) == 3
 
 
+def test_a_frozen_weight_has_no_copy_that_would_stay_as_it_was() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].weight.requires_grad_(False)
+    copies = compute_in_half(model)
+    assert model[0].weight.dtype == torch.float32 and model[0].weight not in copies
+    assert len(copies) == 3
+
+
 def test_gradients_are_laid_out_as_their_weights() -> None:
     weight = torch.zeros(4, 3, 2, 2).to(memory_format=torch.channels_last)
     found = [torch.rand(4, 3, 2, 2), torch.rand(5, dtype=torch.bfloat16), torch.rand(7)]

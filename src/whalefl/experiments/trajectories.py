@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import sqrt
 from statistics import mean
 
@@ -15,8 +16,10 @@ from whalefl.experiments.reading import metric_of
 from whalefl.experiments.store import Finished, Store
 from whalefl.experiments.tables import NONE, NOT_RUN
 from whalefl.markdown import grid
+from whalefl.report.compact import level_lines
 from whalefl.report.statistics import Mean, mean_of
 from whalefl.report.summary import evaluated
+from whalefl.scheduling.replay import ABSENT, line_of_levels
 
 
 @dataclass(frozen=True)
@@ -50,13 +53,14 @@ def _row(store: Store, cell: Cell, kind: str | None) -> tuple[str, ...]:
         return (name, NOT_RUN, *[""] * 5)
     thirds = [mean(part) for part in zip(*(shares_by_third(run, kind) for run in runs), strict=True)]
     trace, unit = correlation(runs, kind, kind or "all"), correlation(runs, None, "unit") if kind is None else None
-    steps = unsteadiness(runs, metric_of(store, cell.setting))
+    metric = metric_of(store, cell.setting)
+    steps = [step for run in runs if (step := unsteadiness(run, metric)) is not None]
     return (
         name,
         *(f"{third:.0f} %" for third in thirds),
         NONE if trace is None else f"{trace.value:+.2f}",
         NONE if unit is None else f"{unit.value:+.2f}",
-        f"{100 * steps.value:.2f}" if kind is None and steps is not None else "",
+        f"{100 * mean(steps):.2f}" if kind is None and steps else "",
     )
 
 
@@ -111,12 +115,17 @@ def _ranks(values: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.float6
     return ((ends - counts + 1 + ends) / 2)[inverse]
 
 
-def unsteadiness(runs: Sequence[Finished], metric: str = "accuracy") -> Mean | None:
+def unsteadiness(run: Finished, metric: str = "accuracy") -> float | None:
     """The mean change of accuracy from one evaluation to the next, up or down, in the second half of a run."""
-    found = []
-    for run in runs:
-        values = [point["accuracy"] for point in evaluated(run.records(metric))]
-        steps = np.abs(np.diff(values[len(values) // 2 :]))
-        if len(steps):
-            found.append(float(steps.mean()))
-    return mean_of(found)
+    values = [point["accuracy"] for point in evaluated(run.records(metric))]
+    steps = np.abs(np.diff(values[len(values) // 2 :]))
+    return float(steps.mean()) if len(steps) else None
+
+
+def restlessness(run: Finished) -> float | None:
+    """The mean change of the share that a device trains from one round to the next, up or down."""
+    shares = {ABSENT: None} | {line_of_levels([int(level)]): share for level, share in run.compact["shares"].items()}
+    pairs = [pair for lines in pairwise(level_lines(run.compact)) for pair in zip(*lines, strict=True)]
+    changes = [(shares[before], shares[now]) for before, now in pairs]
+    steps = [abs(now - before) for before, now in changes if before is not None and now is not None]
+    return mean(steps) if steps else None

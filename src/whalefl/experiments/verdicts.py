@@ -5,6 +5,7 @@ A number is on one side of a bound when its whole 95 % interval is. One seed or 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import mean
 
@@ -13,7 +14,7 @@ from whalefl.experiments.reading import metric_of, speedup_over, summaries
 from whalefl.experiments.store import Finished, Store
 from whalefl.experiments.tables import NOT_RUN, gain_of, speedup_text
 from whalefl.experiments.theorem import mean_coverage
-from whalefl.experiments.trajectories import correlation, rank_correlation, shares_by_third, unsteadiness
+from whalefl.experiments.trajectories import correlation, rank_correlation, restlessness, shares_by_third, unsteadiness
 from whalefl.report.comparison import spent
 from whalefl.report.statistics import Interval, Mean, Speedup, mean_of
 from whalefl.report.summary import evaluated
@@ -28,12 +29,21 @@ MARGIN = 0.01
 
 @dataclass(frozen=True)
 class Finding:
-    """What the runs of so many `seeds` say of a claim; of a speed-up also `by_crossing`, which decides nothing."""
+    """What the runs of so many `seeds` say of a claim.
+
+    Of a speed-up also the ratio of first crossings, `by_crossing`, and what it would decide (`otherwise`); it does not.
+    """
 
     figure: str
     verdict: str
     seeds: int = 0
     by_crossing: str = ""
+    otherwise: str = ""
+
+    @property
+    def depends(self) -> bool:
+        """Whether first crossings would decide otherwise."""
+        return self.otherwise not in ("", self.verdict)
 
 
 MISSING = Finding(NOT_RUN, NOT_RUN)
@@ -67,18 +77,26 @@ def both(first: str, second: str) -> str:
 
 @dataclass(frozen=True)
 class Sooner:
-    """The cell reaches the target sooner than the reference."""
+    """The cell reaches the target sooner than the reference; its setting's target, unless another is given."""
 
     cell: Cell
     reference: Cell
     paper: float | None = None
+    target: float | None = None
 
     def find(self, store: Store) -> Finding:
-        found = speedup_over(store, self.reference, self.cell)
-        if found is None:
+        found, crossings = (
+            speedup_over(store, self.reference, self.cell, self.target, unit) for unit in ("seconds", "crossings")
+        )
+        if found is None or crossings is None:
             return MISSING
-        crossing = speedup_text(speedup_over(store, self.reference, self.cell, unit="crossings"))
-        return Finding(speedup_text(found) + self._beside(found), speedup_side(found), found.seeds, crossing)
+        return Finding(
+            speedup_text(found) + self._beside(found),
+            speedup_side(found),
+            found.seeds,
+            speedup_text(crossings),
+            speedup_side(crossings),
+        )
 
     def _beside(self, found: Speedup) -> str:
         if self.paper is None or found.interval is None or found.value is None or found.value.sign:
@@ -124,8 +142,8 @@ class SoonerAndNoWorse:
         better = Better(self.cell, self.reference, MARGIN).find(store)
         if MISSING in (sooner, better):
             return MISSING
-        verdict = both(sooner.verdict, better.verdict)
-        return Finding(f"{sooner.figure}; {better.figure}", verdict, sooner.seeds, sooner.by_crossing)
+        verdict, otherwise = (both(side, better.verdict) for side in (sooner.verdict, sooner.otherwise))
+        return Finding(f"{sooner.figure}; {better.figure}", verdict, sooner.seeds, sooner.by_crossing, otherwise)
 
 
 @dataclass(frozen=True)
@@ -137,13 +155,8 @@ class AheadEarly:
     share: float = 0.1
 
     def find(self, store: Store) -> Finding:
-        metric = metric_of(store, self.cell.setting)
-        horizon = self.cell.setting.horizon_s * self.share
-        ours, theirs = (
-            {seed: early_accuracy(run, horizon, metric) for seed, run in store.runs(cell).items()}
-            for cell in (self.cell, self.reference)
-        )
-        return _above(mean_of([ours[seed] - theirs[seed] for seed in ours if seed in theirs]))
+        metric, until_s = metric_of(store, self.cell.setting), self.cell.setting.horizon_s * self.share
+        return _above(_more(store, self.cell, self.reference, lambda run: early_accuracy(run, until_s, metric)))
 
 
 def early_accuracy(run: Finished, until_s: float, metric: str) -> float:
@@ -159,21 +172,30 @@ def early_accuracy(run: Finished, until_s: float, metric: str) -> float:
 
 
 @dataclass(frozen=True)
+class MoreInTheMiddle:
+    """More is trained in the middle third of the virtual time than in the first (`than` 0) or in the last (2)."""
+
+    cell: Cell
+    than: int
+
+    def find(self, store: Store) -> Finding:
+        thirds = [shares_by_third(run) for run in store.runs(self.cell).values()]
+        return _above(mean_of([(own[1] - own[self.than]) / 100 for own in thirds]))
+
+
+@dataclass(frozen=True)
 class SmallLargeSmall:
-    """More is trained in the middle third of the virtual time than in the first, and than in the last."""
+    """Both."""
 
     cell: Cell
 
     def find(self, store: Store) -> Finding:
-        thirds = [shares_by_third(run) for run in store.runs(self.cell).values()]
-        if not thirds:
+        rise, fall = (MoreInTheMiddle(self.cell, than).find(store) for than in (0, 2))
+        if MISSING in (rise, fall):
             return MISSING
-        rise = mean_of([middle - early for early, middle, _ in thirds])
-        fall = mean_of([middle - late for _, middle, late in thirds])
-        assert rise is not None and fall is not None
+        thirds = [shares_by_third(run) for run in store.runs(self.cell).values()]
         text = " / ".join(f"{mean(part):.0f} %" for part in zip(*thirds, strict=True))
-        verdict = both(side(rise.interval, 0.0), side(fall.interval, 0.0))
-        return Finding(f"share trained {text}", verdict, len(thirds))
+        return Finding(f"share trained {text}", both(rise.verdict, fall.verdict), rise.seeds)
 
 
 @dataclass(frozen=True)
@@ -204,13 +226,25 @@ class Unsteadier:
 
     def find(self, store: Store) -> Finding:
         metric = metric_of(store, self.cell.setting)
-        ours, theirs = (store.runs(cell) for cell in (self.cell, self.reference))
-        steps = []
-        for seed in ours:
-            here, there = (unsteadiness([runs[seed]], metric) if seed in runs else None for runs in (ours, theirs))
-            if here is not None and there is not None:
-                steps.append(here.value - there.value)
-        return _above(mean_of(steps))
+        return _above(_more(store, self.cell, self.reference, lambda run: unsteadiness(run, metric)))
+
+
+@dataclass(frozen=True)
+class Restless:
+    """The cell's devices change their sizes by more from round to round than the reference's."""
+
+    cell: Cell
+    reference: Cell
+
+    def find(self, store: Store) -> Finding:
+        return _above(_more(store, self.cell, self.reference, restlessness))
+
+
+def _more(store: Store, cell: Cell, reference: Cell, measure: Callable[[Finished], float | None]) -> Mean | None:
+    """By how much a measure of a cell's runs is above that of the reference's, seeds paired."""
+    ours, theirs = ({seed: measure(run) for seed, run in store.runs(one).items()} for one in (cell, reference))
+    pairs = [(value, theirs.get(seed)) for seed, value in ours.items()]
+    return mean_of([here - there for here, there in pairs if here is not None and there is not None])
 
 
 @dataclass(frozen=True)
@@ -243,13 +277,14 @@ def _more_trained(store: Store, cell: Cell, reference: Cell) -> Mean | None:
 
 @dataclass(frozen=True)
 class LongerThan:
-    """A method takes longer to its target in one setting than in another, seeds paired."""
+    """A method takes longer to its target (or to one `target`) in one setting than in another, seeds paired."""
 
     cell: Cell
     reference: Cell
+    target: float | None = None
 
     def find(self, store: Store) -> Finding:
-        return Sooner(self.reference, self.cell).find(store)
+        return Sooner(self.reference, self.cell, target=self.target).find(store)
 
 
 WARM_UP = 2

@@ -18,9 +18,10 @@ _PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, Classifier)
 
 
 def compute_in_half(model: nn.Module) -> dict[Tensor, Tensor]:
-    """Give the model's linear layers and convolutions copies of their weights; which weight has which copy.
+    """Give the model's linear layers and convolutions copies of the weights they train; which weight has which copy.
 
-    Convolutions of a single channel keep theirs: on a GPU they are an operation of our own, which casts nothing.
+    Convolutions of a single channel keep theirs: on a GPU they are an operation of our own, which casts nothing. So do
+    frozen weights, which no step renews.
     """
     places = defaultdict[nn.Parameter, list[tuple[nn.Module, str]]](list)
     for module in model.modules():
@@ -28,8 +29,8 @@ def compute_in_half(model: nn.Module) -> dict[Tensor, Tensor]:
             places[parameter].append((module, name))
     copies: dict[Tensor, Tensor] = {}
     for parameter, uses in places.items():
-        if all(_multiplies(module) for module, _ in uses):
-            copies[parameter] = nn.Parameter(parameter.detach().to(torch.bfloat16), parameter.requires_grad)
+        if parameter.requires_grad and all(_multiplies(module) for module, _ in uses):
+            copies[parameter] = nn.Parameter(parameter.detach().to(torch.bfloat16))
             for module, name in uses:
                 setattr(module, name, copies[parameter])
     return copies

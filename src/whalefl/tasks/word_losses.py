@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,14 +27,21 @@ class WordLogits:
 
     def losses(self, targets: Tensor) -> Tensor:
         """The loss of every prediction."""
-        return _Losses.apply(self.rows, self.absent, targets)  # type: ignore[no-any-return, no-untyped-call]
+        return _Losses.apply(self.rows, self._marks, targets)  # type: ignore[no-any-return, no-untyped-call]
 
     def labels(self, draws: Tensor) -> Tensor:
         """A label from softmax(logits) for each row, by inverting the distribution at a uniform draw."""
         rows, found = _readable(self.rows.detach()), torch.empty(len(draws), dtype=torch.int64, device=draws.device)
-        sizes = _sizes(rows, self.absent)
-        word_kernels.labels[(len(rows),)](rows, _marks(rows, self.absent), draws, found, **sizes)
+        word_kernels.labels[(len(rows),)](rows, _given(rows, self._marks), draws, found, **_sizes(rows, self._marks))
         return found
+
+    @cached_property
+    def _marks(self) -> Tensor | None:
+        """Absent classes in rows with the room that the logits have."""
+        if self.absent is None:
+            return None
+        rows = _readable(self.rows.detach())
+        return F.pad(self.absent, (0, _room(rows) - rows.shape[1]))
 
 
 def _readable(rows: Tensor) -> Tensor:
@@ -41,15 +49,15 @@ def _readable(rows: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
-def _sizes(rows: Tensor, absent: Tensor | None) -> dict[str, int]:
+def _sizes(rows: Tensor, marks: Tensor | None) -> dict[str, int]:
     count, classes = rows.shape
-    each = count if absent is None else count // len(absent)
+    each = count if marks is None else count // len(marks)
     return {
         "classes": classes,
         "room": _room(rows),
         "pitch": rows.stride(0),
         "each": each,
-        "MASKED": absent is not None,
+        "MASKED": marks is not None,
         "BLOCK": min(_BLOCK, triton.next_power_of_2(classes)),
     }
 
@@ -61,26 +69,26 @@ def _room(rows: Tensor) -> int:
     return pitch if pitch > classes and rows.storage_offset() + count * pitch <= stored else classes
 
 
-def _marks(rows: Tensor, absent: Tensor | None) -> Tensor:
-    """Absent classes in rows of the same room. A kernel is given something to point to even where it is not to look."""
-    return rows if absent is None else F.pad(absent, (0, _room(rows) - rows.shape[1]))
+def _given(rows: Tensor, marks: Tensor | None) -> Tensor:
+    """A kernel is given something to point to even where it is not to look."""
+    return rows if marks is None else marks
 
 
 class _Losses(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, absent: Tensor | None, targets: Tensor) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, marks: Tensor | None, targets: Tensor) -> Tensor:
         rows = _readable(rows)
         losses, log_sums = torch.empty(2, len(rows), device=rows.device).unbind()
-        word_kernels.losses[(len(rows),)](rows, _marks(rows, absent), targets, losses, log_sums, **_sizes(rows, absent))
-        ctx.save_for_backward(rows, absent, targets, log_sums)
+        word_kernels.losses[(len(rows),)](rows, _given(rows, marks), targets, losses, log_sums, **_sizes(rows, marks))
+        ctx.save_for_backward(rows, marks, targets, log_sums)
         return losses
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        rows, absent, targets, log_sums = ctx.saved_tensors
-        sizes = _sizes(rows, absent)
+        rows, marks, targets, log_sums = ctx.saved_tensors
+        sizes = _sizes(rows, marks)
         of_rows = torch.empty(len(rows), sizes["pitch"], dtype=rows.dtype, device=rows.device)[:, : rows.shape[1]]
         grid = (len(rows), triton.cdiv(sizes["classes"], sizes["BLOCK"]))
-        word_kernels.slopes[grid](rows, _marks(rows, absent), targets, log_sums, slope.contiguous(), of_rows, **sizes)
+        word_kernels.slopes[grid](rows, _given(rows, marks), targets, log_sums, slope.contiguous(), of_rows, **sizes)
         return of_rows, None, None
