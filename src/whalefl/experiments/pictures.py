@@ -75,8 +75,27 @@ def _accuracies(axis: Any, store: Store, panel: Panel) -> None:
             axis.fill_between(times, np.min(held, axis=0), np.max(held, axis=0), color=f"C{color}", alpha=0.15)
     axis.axhline(100 * panel.setting.target, color="grey", linestyle=":")
     axis.set(title=panel.title, xlabel="virtual hours", ylabel="test accuracy (%)")
-    axis.legend(fontsize="small", loc="lower right")
+    axis.set_xscale("log")  # what is fast happens early
+    axis.xaxis.set_major_formatter("{x:g}")
+    low, high = axis.get_ylim()
+    axis.set_yscale("function", functions=(_spread, _narrowed))
+    axis.set_yticks([tick for tick in _ACCURACIES if low <= tick <= high], minor=False)
+    axis.set_ylim(low, min(high, 100))
+    axis.legend(fontsize="small", loc="upper left")
     axis.grid(alpha=0.3)
+
+
+_ACCURACIES = (20, 40, 60, 70, 80, 85, 90, 95, 97, 98, 99, 100)
+
+
+def _spread(accuracy: Any) -> Any:
+    """Near 100 % a point more is as far on paper as several are further down."""
+    return -np.log10(np.maximum(101 - np.asarray(accuracy, dtype=float), 1e-3))
+
+
+def _narrowed(height: Any) -> Any:
+    """The inverse of `_spread`."""
+    return 101 - 10 ** -np.asarray(height, dtype=float)
 
 
 def _accuracy_curve(run: Finished, metric: str) -> Curve:
@@ -181,13 +200,13 @@ class FisherAndSize:
             if kind is None:
                 units = [fisher_curve(run, "unit") for run in runs]
                 axis.plot(*median_curve(units), "--", color="C1", label="over the smallest slice in it")
+                figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=2)
             axis.set(title=kind or "all devices", xlabel="virtual hours", yscale="log")
             sizes = axis.twinx()
-            sizes.plot(*median_curve([share_curve(run, kind) for run in runs]), color="C0", alpha=0.7, label="size")
+            sizes.plot(*median_curve([share_curve(run, kind) for run in runs]), color="C0", alpha=0.7)
             sizes.set_ylim(0, 105)
             sizes.set_ylabel("share of the parameters trained (%)", color="C0")
             axis.set_ylabel("Fisher information", color="C3")
-            axis.legend(loc="upper left", fontsize="small")
         return figure
 
 
@@ -234,12 +253,17 @@ class CoverageCurves:
             for axis, column in zip(axes, columns, strict=True):
                 curves = [curve for run in runs if (curve := coverage_curve(run, column)) is not None]
                 if curves:
-                    axis.plot(*mean_curve(curves), color=f"C{color}", label=cell.label)
+                    axis.plot(*mean_curve(curves), _dashes(cell.method), color=f"C{color}", label=cell.label)
         for axis, title in zip(axes, titles, strict=True):
             axis.set(title=title, xlabel="virtual hours")
             axis.grid(alpha=0.3)
-        axes[1].legend(fontsize="small")
+        figure.legend(*axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=len(self.cells))
         return figure
+
+
+def _dashes(method: str) -> str:
+    """A line for each extraction, so that curves which coincide can be told apart."""
+    return {"prefix": "-", "random": "--", "rolling": ":"}[check_method(method)[0]]
 
 
 def coverage_curve(run: Finished, column: str) -> Curve | None:
