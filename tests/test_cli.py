@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -156,6 +158,12 @@ def check_twins(folder: Path, bad: list[str], good: list[str], named: str) -> No
         (("run", "--set", "task=mnist"), "task must be given"),
         (("compare", "--set", "seed=5"), "seed must be given"),
         (("compare", "--sweep", "target=0.5,0.9"), "target must be given"),
+        (("compare", "--sweep", "whale.beta=1,2", "--sweep", "whale.beta=5"), "whale.beta must be swept once"),
+        (("run", ":c"), "task is ':c'"),
+        (("run", "--set", "fisher.cost=inf"), "fisher.cost is inf"),
+        (("run", "--set", "ladder.shrink=1e-300"), "ladder.shrink is 1e-300"),
+        (("run", "--out", "/dev/null/run"), "/dev/null/run cannot be used"),
+        (("bench", "--out", "/dev/null/cpu.json"), "/dev/null cannot be used"),
         (("walk",), "walk"),
     ],
 )
@@ -170,7 +178,7 @@ def test_divergence_is_one_line_too(tmp_path: Path) -> None:
     failed = whalefl("run", "digits", *QUICK, "--set", "training.lr=1e30", "--out", "far", cwd=tmp_path)
     assert failed.returncode == 2
     assert failed.stderr.count("\n") == 1 and "diverged" in failed.stderr
-    assert json.loads((tmp_path / "far" / "run.json").read_text())["status"] == "failed"
+    assert json.loads((tmp_path / "far" / "run.json").read_text())["status"] == "diverged"
 
 
 def test_an_occupied_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -185,10 +193,38 @@ def test_version(tmp_path: Path) -> None:
     assert whalefl("--version", cwd=tmp_path).stdout.startswith("whalefl 0.")
 
 
-@pytest.mark.slow
-def test_a_run_that_fails_ends_the_others(tmp_path: Path) -> None:
-    """Even those that have more to report than anybody will read."""
-    runs = ("compare", "digits", "--methods", "heterofl", "--sweep", "training.lr=0.01,1e30", "--jobs", "2")
-    done = whalefl(*runs, "--set", "training.clip=0", "--rounds", "400", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.strip().startswith("whalefl: training diverged")
+@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_a_run_that_diverges_is_named_and_the_others_go_on(tmp_path: Path, jobs: str) -> None:
+    runs = ("compare", "digits", *QUICK, "--methods", "heterofl", "--sweep", "training.lr=1e30,0.01")
+    done = whalefl(*runs, "--set", "training.clip=0", "--jobs", jobs, "--out", "a b", cwd=tmp_path)
+    assert done.returncode == 0 and done.stderr == ""
+    assert "left out        heterofl training.lr=1e30, seed 0: training diverged" in done.stdout
+    rows = json.loads((tmp_path / "a b" / "table.json").read_text())["rows"]
+    assert [row["label"] for row in rows] == ["heterofl training.lr=0.01"]
+    assert "Left out: heterofl training.lr=1e30, seed 0: " in (tmp_path / "a b" / "report.md").read_text()
+    command = json.loads((tmp_path / "a b" / "heterofl-training.lr=0.01-seed0" / "run.json").read_text())["command"]
+    assert shlex.split(command)[-1] == "a b/heterofl-training.lr=0.01-seed0/config.toml"
+
+
+def test_a_comparison_refuses_the_settings_of_one_method(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('method = "whale"\n[training]\nlr = 0.03\n')
+    failed = whalefl("compare", "--config", "own.toml", "--methods", "fedavg,whale", cwd=tmp_path)
+    assert failed.returncode == 2 and "must not name one" in failed.stderr
+    done = whalefl("compare", *QUICK, "--config", "own.toml", "--methods", "whale", "--out", "w", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_that_is_ended_says_so_in_its_folder(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [WHALEFL, "run", "digits", "--rounds", "5000", "--out", "long"], cwd=tmp_path, stderr=subprocess.PIPE
+    )
+    metrics = tmp_path / "long" / "metrics.jsonl"
+    for _ in range(600):
+        if metrics.exists() and metrics.stat().st_size:
+            break
+        time.sleep(0.1)
+    process.terminate()
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130 and b"Traceback" not in told
+    assert json.loads((tmp_path / "long" / "run.json").read_text())["status"] == "interrupted"

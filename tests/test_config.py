@@ -48,6 +48,9 @@ def test_the_written_configuration_reads_back_as_the_same_experiment() -> None:
 
 def test_weather_by_name() -> None:
     assert compose([{"weather": "rough"}]).weather == WEATHERS["rough"]
+    steady = compose([{"weather": {"fading": False, "load_mean_s": 60.0}}, {"weather": "rough"}]).weather
+    assert steady == replace(WEATHERS["rough"], fading=False, load_mean_s=60.0)  # a name changes what it is about
+    assert compose([{"weather": "rough"}, {"weather": "default"}]).weather == WEATHERS["default"]
     assert WEATHERS["rough"].load_factor == 4 and WEATHERS["calm"].load_factor == 1
 
 

@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 
 from whalefl.errors import WhaleflError
-from whalefl.runs import CONFIG, METRICS, RUN, RunFolder, check_vacant, next_vacant, write_atomic, write_json
+from whalefl.runs import (
+    CONFIG,
+    METRICS,
+    RUN,
+    RunFolder,
+    check_vacant,
+    claim_vacant,
+    vacant_folder,
+    write_atomic,
+    write_json,
+)
 from whalefl.values import CountShare, Coverage, Delay, DeviceReport, Energy, RoundRecord
 
 
@@ -166,14 +176,27 @@ def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_next_vacant_name_counts_up_over_those_that_exist(tmp_path: Path) -> None:
-    path = tmp_path / "digits.v1"
-    assert next_vacant(path) == path
-    path.mkdir()
-    assert next_vacant(path) == tmp_path / "digits.v1-2"
-    (tmp_path / "digits.v1-2").mkdir()
-    (tmp_path / "digits.v1-3").write_text("a file is in the way too")
-    (tmp_path / "digits.v1-5").mkdir()
-    assert next_vacant(path) == tmp_path / "digits.v1-4"
+    path = tmp_path / "deep" / "digits.v1"
+    assert claim_vacant(path) == path and path.is_dir()
+    assert claim_vacant(path) == path.with_name("digits.v1-2")
+    path.with_name("digits.v1-3").write_text("a file is in the way too")
+    path.with_name("digits.v1-5").mkdir()
+    assert claim_vacant(path) == path.with_name("digits.v1-4")
+
+
+def test_a_new_folder_of_which_nothing_came_goes_again(tmp_path: Path) -> None:
+    default = tmp_path / "runs" / "digits"
+    with pytest.raises(ZeroDivisionError), vacant_folder(None, default):
+        raise ZeroDivisionError
+    assert files(tmp_path) == set()
+    with pytest.raises(ZeroDivisionError), vacant_folder(None, default) as folder:
+        (folder / "started").touch()
+        raise ZeroDivisionError
+    assert files(default) == {"started"}
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(ZeroDivisionError), vacant_folder(tmp_path / "mine", default):
+        raise ZeroDivisionError
+    assert files(tmp_path) == {"runs", "mine"}
 
 
 # --- records

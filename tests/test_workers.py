@@ -185,12 +185,37 @@ def test_an_engine_that_was_closed_says_so(corners: Task) -> None:
 
 
 @forks
-def test_a_mistake_in_a_worker_ends_the_round_and_all_workers(corners: Task) -> None:
-    orders = [replace(order, batches=order.batches + 10**6) for order in orders_of(corners)]
-    engine = WorkersEngine(corners, TRAINING, 2)
-    with pytest.raises(WhaleflError, match="died with exit code 1"):
-        engine.train(corners.initial_weights(0), orders)
-    assert engine._processes == []
+def test_a_mistake_in_a_worker_is_raised_here_with_where_it_was_made(corners: Task) -> None:
+    orders, weights = orders_of(corners), corners.initial_weights(0)
+    wrong = [replace(order, batches=order.batches + 10**6) for order in orders]
+    with WorkersEngine(corners, TRAINING, 2) as engine:
+        with pytest.raises(IndexError) as caught:
+            engine.train(weights, wrong)
+        assert "training_inputs" in caught.value.__notes__[0]
+        assert len(engine.train(weights, orders)[1]) == len(orders)  # and they go on
+
+
+class Unspeakable(Exception):
+    """An error that cannot travel from one process to another."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__("cannot be said")
+
+
+@forks
+def test_an_error_that_cannot_travel_is_told(corners: Task) -> None:
+    def failing(inputs: torch.Tensor) -> torch.Tensor:
+        if len(inputs) > 1:  # costs are counted with one
+            raise Unspeakable(1, 2)
+        return corners.prepare(inputs)
+
+    orders, weights = orders_of(corners), corners.initial_weights(0)
+    with (
+        WorkersEngine(replace(corners, prepare=failing), TRAINING, 2) as engine,
+        pytest.raises(RuntimeError, match="cannot be said") as caught,
+    ):
+        engine.train(weights, orders)
+    assert "Unspeakable" in caught.value.__notes__[0]
 
 
 @forks

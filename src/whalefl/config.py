@@ -21,7 +21,7 @@ from whalefl.errors import WhaleflError, require, require_one_of
 from whalefl.federation.methods import Method, check_method, make_method
 from whalefl.federation.simulation import Settings
 from whalefl.fleet.devices import Fleet
-from whalefl.fleet.weather import WEATHERS, Weather
+from whalefl.fleet.weather import LOAD_FACTORS, Weather
 from whalefl.rng import Seeds
 from whalefl.scheduling.policies import Whale
 from whalefl.scheduling.replay import ReplaySettings
@@ -91,12 +91,12 @@ def compose(layers: Iterable[Mapping[str, Any]]) -> Experiment:
 
 
 def _with_weather(layer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The layer with a weather's name replaced by what it stands for."""
+    """The layer with a weather's name replaced by what it stands for; whatever else is set of the weather stays."""
     name = layer.get("weather")
     if not isinstance(name, str):
         return layer
-    require_one_of("weather", name, WEATHERS)
-    return {**layer, "weather": asdict(WEATHERS[name])}
+    require_one_of("weather", name, LOAD_FACTORS)
+    return {**layer, "weather": {"load_factor": LOAD_FACTORS[name]}}
 
 
 def preset(name: str) -> Values:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+import os
+import signal
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from math import ceil
+from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import TypeVar
 
 import torch
@@ -26,11 +29,17 @@ from whalefl.federation.rounds import Federation
 from whalefl.federation.serving import serve_levels
 from whalefl.federation.simulation import assemble, federation_calibration, over, rounds_together, use_one_thread
 from whalefl.federation.workers import WorkersEngine, can_fork, cores
-from whalefl.runs import LEVELS, MODEL, OWNERSHIP, STATISTICS, RunFolder, write_atomic, write_json
+from whalefl.leash import die_with_parent
+from whalefl.runs import DIVERGED, FINISHED, LEVELS, MODEL, OWNERSHIP, STATISTICS, RunFolder, write_atomic, write_json
 from whalefl.subnet.slicing import Weights
 from whalefl.tasks.catalogue import load_task
 from whalefl.tasks.task import Task
 from whalefl.values import RoundRecord
+
+Reports = SimpleQueue[tuple[str, RoundRecord]]
+
+_LAST_WORDS_S = 5.0
+_PAUSE_S = 0.05
 
 Listener = Callable[[str, RoundRecord], None]
 """Is told the name of a run and each of its rounds as it ends."""
@@ -67,7 +76,9 @@ def _task(experiment: Experiment) -> Task:
 
 def execute(job: Job, listener: Listener) -> RunFolder:
     """Run one experiment and leave its folder."""
-    _execute_batch([job], listener)
+    for _, diverged in execute_together([job], listener):
+        if diverged is not None:
+            raise diverged
     return RunFolder(job.folder)
 
 
@@ -89,7 +100,7 @@ def execute_together(jobs: Sequence[Job], listener: Listener) -> Iterator[tuple[
                 write_json(unfinished[number].path / OWNERSHIP, ownership(federation))
             for number, finished in rounds_together(runs, engine):
                 if isinstance(finished, Diverged):
-                    unfinished.pop(number).finish("failed")
+                    unfinished.pop(number).finish(DIVERGED, str(finished))
                     yield number, finished
                     continue
                 folder = unfinished[number]
@@ -98,7 +109,7 @@ def execute_together(jobs: Sequence[Job], listener: Listener) -> Iterator[tuple[
                 if over(jobs[number].experiment, finished.state):
                     write_model(folder, finished.state.weights)
                     write_levels(folder, *runs[number], finished.state.weights)
-                    unfinished.pop(number).finish("finished")
+                    unfinished.pop(number).finish(FINISHED)
                     yield number, None
         except KeyboardInterrupt:
             status = "interrupted"
@@ -176,7 +187,7 @@ def training_key(experiment: Experiment) -> object:
 
 def execute_all(jobs: Sequence[Job], workers: int, listener: Listener, together: int = 1) -> list[RunFolder]:
     """Run several experiments, in `workers` processes, each `together` at a time; every run is as if it ran alone (on a
-    GPU up to rounding, and to dropout)."""
+    GPU up to rounding, and to dropout). One that diverges says so in its folder, and the others go on."""
     for job in jobs:
         prepared(job.experiment)
     most = min(together, ceil(len(jobs) / workers))  # no process is to be idle
@@ -188,9 +199,8 @@ def execute_all(jobs: Sequence[Job], workers: int, listener: Listener, together:
 
 
 def _execute_batch(jobs: Sequence[Job], listener: Listener) -> None:
-    for _, diverged in execute_together(jobs, listener):
-        if diverged is not None:
-            raise diverged
+    for _ in execute_together(jobs, listener):
+        pass
 
 
 Item = TypeVar("Item")
@@ -226,7 +236,7 @@ def side_by_side(
             yield one
         return
     context = multiprocessing.get_context("spawn")
-    queue: SimpleQueue[tuple[str, RoundRecord] | None] = context.SimpleQueue()
+    queue: Reports = context.SimpleQueue()
     running: dict[Future[None], Work] = {}
     with _forwarding(queue, listener), ProcessPoolExecutor(workers, context, _join, (queue,)) as pool:
         try:
@@ -239,38 +249,74 @@ def side_by_side(
                     future.result()
                     yield running.pop(future)
         except BaseException:
-            # The others may wait for room in the queue, and nobody will read it any more.
-            for process in list(pool._processes.values()):
-                process.kill()
+            _stop(list(pool._processes.values()), running)
             pool.shutdown(cancel_futures=True)
             raise
 
 
+def _stop(processes: Sequence[BaseProcess], running: Collection[Future[None]]) -> None:
+    """Let workers note that they were interrupted, and then end them, whatever they are doing."""
+    for process in processes:
+        process.terminate()
+    wait(running, timeout=_LAST_WORDS_S)
+    for process in processes:
+        process.kill()
+
+
 @contextmanager
-def _forwarding(queue: SimpleQueue[tuple[str, RoundRecord] | None], listener: Listener) -> Iterator[None]:
-    """Hand what workers put into the queue to the listener, until the block ends."""
+def _forwarding(queue: Reports, listener: Listener) -> Iterator[None]:
+    """Hand what workers put into the queue to the listener, until the block ends and the queue is empty.
+
+    A listener that fails hears no more, and what it raised is raised at the end: workers must not wait for it. Nothing
+    is put into the queue to end it, since a worker that was killed may have left it locked.
+    """
+    failed: list[BaseException] = []
+    ended = Event()
 
     def forward() -> None:
-        while (item := queue.get()) is not None:
-            listener(*item)
+        while not (ended.wait(_PAUSE_S) and queue.empty()):
+            while not queue.empty():
+                try:
+                    item = queue.get()
+                    if not failed:
+                        listener(*item)
+                except BaseException as error:
+                    failed.append(error)
 
     thread = Thread(target=forward, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        queue.put(None)
-        thread.join()
+        ended.set()
+        thread.join(_LAST_WORDS_S)
+    if failed:
+        raise failed[0]
 
 
-_queue: SimpleQueue[tuple[str, RoundRecord] | None]
+_queue: Reports
+_working = False
 
 
-def _join(queue: SimpleQueue[tuple[str, RoundRecord] | None]) -> None:
-    """In a worker process: remember where to report."""
+def _join(queue: Reports) -> None:
+    """In a worker process: remember where to report; end with the first process, and when that says so."""
     global _queue
     _queue = queue
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    if _working:
+        raise KeyboardInterrupt
+    os._exit(0)
 
 
 def _work_here(work: Callable[[Work, Listener], object], one: Work) -> None:
-    work(one, lambda name, record: _queue.put((name, record)))
+    global _working
+    _working = True
+    try:
+        work(one, lambda name, record: _queue.put((name, record)))
+    finally:
+        _working = False

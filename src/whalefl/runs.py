@@ -15,7 +15,9 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from whalefl.values import RoundRecord
 
 SCHEMA = 1
 CONFIG, RUN, METRICS, MODEL = "config.toml", "run.json", "metrics.jsonl", "model.safetensors"
+FINISHED, DIVERGED = "finished", "diverged"
 OWNERSHIP, LEVELS, STATISTICS = "ownership.json", "levels.json", "statistics.safetensors"
 
 
@@ -70,8 +73,9 @@ class RunFolder:
         with (self.path / METRICS).open("a", encoding="utf8") as file:
             file.write(line + "\n")
 
-    def finish(self, status: str) -> None:
-        write_json(self.path / RUN, {**self.meta(), "status": status})
+    def finish(self, status: str, reason: str | None = None) -> None:
+        """Note how the run ended, and why if not as it should."""
+        write_json(self.path / RUN, {**self.meta(), "status": status} | ({} if reason is None else {"reason": reason}))
 
     def meta(self) -> dict[str, Any]:
         meta: dict[str, Any] = json.loads((self.path / RUN).read_text(encoding="utf8"))
@@ -91,10 +95,28 @@ def check_vacant(path: Path) -> None:
         raise WhaleflError(f"out is {str(path)!r}, which already exists and is not empty; name a new folder")
 
 
-def next_vacant(path: Path) -> Path:
-    """`path`, or the first of path-2, path-3 ... that does not exist yet."""
-    candidate, number = path, 1
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.name}-{number}")
-    return candidate
+@contextmanager
+def vacant_folder(wanted: Path | None, default: Path) -> Iterator[Path]:
+    """The folder to write into: the one that is wanted, or else a new one (see `claim_vacant`). If nothing has come of
+    it in the end, a new one goes again."""
+    if wanted is not None:
+        check_vacant(wanted)
+        yield wanted
+        return
+    new = [] if default.parent.exists() else [default.parent]
+    folder = claim_vacant(default)
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # what is in it keeps it
+            for made in (folder, *new):
+                made.rmdir()
+
+
+def claim_vacant(path: Path) -> Path:
+    """Make the folder `path`, or the first of path-2, path-3 ... that is not there: nobody else gets the same one."""
+    for candidate in chain([path], (path.with_name(f"{path.name}-{number}") for number in count(2))):
+        with suppress(FileExistsError):
+            candidate.mkdir(parents=True)
+            return candidate
+    raise AssertionError("there is no end of numbers")

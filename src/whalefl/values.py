@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from whalefl.errors import require
 
+NARROWEST = 1e-6
+"""No model has an axis so long that a smaller share of it would be another slice."""
+
 
 @dataclass(frozen=True)
 class Ladder:
@@ -21,6 +24,8 @@ class Ladder:
     def __post_init__(self) -> None:
         require(self.levels >= 1, "levels", self.levels, "at least 1")
         require(0 < self.shrink <= 1, "shrink", self.shrink, "above 0 and at most 1")
+        smallest = self.shrink ** (self.levels - 1)
+        require(smallest >= NARROWEST, "shrink", self.shrink, f"such that the smallest width is at least {NARROWEST}")
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(1, self.levels + 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
@@ -12,6 +13,7 @@ def main() -> None:
     from whalefl.cli.app import app
     from whalefl.errors import WhaleflError
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a run that is ended says so in its folder
     command = typer.main.get_command(app)
     try:
         result = command.main(standalone_mode=False)
@@ -21,6 +23,13 @@ def main() -> None:
         sys.exit(130)
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # whoever reads the output has seen enough
+        sys.stderr.close()
+        sys.exit(1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _fail(f"{error.filename} cannot be used: {error.strerror}")
     except Exception as error:
         message = _usage_message(error)
         if message is None:

@@ -45,6 +45,7 @@ def bench_speed(
         require(iterations >= 1, "iterations", iterations, "at least 1")
         chosen = [replace(s, iterations=iterations, fisher=min(s.fisher, iterations)) for s in chosen]
     path = out if out is not None else RESULTS / ("cpu.json" if device == "cpu" else "gpu.json")
+    path.parent.mkdir(parents=True, exist_ok=True)  # said now, not after measuring
     command = repeating_command()
     for scenario in chosen:
         with _status() as say:
@@ -57,6 +58,7 @@ def bench_speed(
 
 def bench_memory(variants: str | None, out: Path | None) -> None:
     path, command = out if out is not None else RESULTS / "memory.json", repeating_command()
+    path.parent.mkdir(parents=True, exist_ok=True)
     results = []
     for engine in _names("variants", variants, ENGINES):
         with _status() as say:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -12,15 +13,22 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 
-from whalefl.cli.options import experiment_of, numbers, refuse_keys, repeating_command, words
+from whalefl.cli.options import (
+    experiment_of,
+    numbers,
+    refuse_file_of_one_method,
+    refuse_keys,
+    repeating_command,
+    words,
+)
 from whalefl.cli.progress import progress_of
 from whalefl.config import Experiment, Values
 from whalefl.errors import WhaleflError, require
 from whalefl.execution import Job, execute_all
 from whalefl.report.comparison import Row
-from whalefl.report.page import write_report
+from whalefl.report.page import diverged, write_report
 from whalefl.report.table import HEADER, cells, notes
-from whalefl.runs import RunFolder, check_vacant, next_vacant
+from whalefl.runs import CONFIG, RunFolder, vacant_folder
 
 
 def compare_methods(
@@ -40,45 +48,53 @@ def compare_methods(
     require(together >= 1, "together", together, "at least 1")
     refuse_keys(("method", "seed"), pairs, "--set")
     refuse_keys(("task", "method", "seed", "target"), sweep, "--sweep")
+    names = words("methods", methods)
+    refuse_file_of_one_method(config, names)
     variants = {
         (" ".join([method, *point]), seed): experiment_of(
             task, config, pairs, {**options, "method": method, "seed": seed}, point
         )
-        for method, point, seed in product(words("methods", methods), _points(sweep), numbers("seeds", seeds))
+        for method, point, seed in product(names, _points(sweep), numbers("seeds", seeds))
     }
     first = next(iter(variants.values()))
-    folder = out if out is not None else next_vacant(Path("runs") / f"compare-{first.task.partition(':')[0]}")
-    check_vacant(folder)
     command = repeating_command()
-    work = {key: _job(folder, *key, experiment) for key, experiment in variants.items()}
-    with progress_of({job.name: job.experiment for job in work.values()}) as listener:
-        execute_all(list(work.values()), jobs or os.cpu_count() or 1, listener, together)
-    runs: dict[str, dict[int, RunFolder]] = {}
-    for (label, seed), job in work.items():
-        runs.setdefault(label, {})[seed] = RunFolder(job.folder)
-    rows = write_report(folder, runs, first.target, command)
+    with vacant_folder(out, Path("runs") / f"compare-{first.task.partition(':')[0]}") as folder:
+        work = {key: _job(folder, *key, experiment) for key, experiment in variants.items()}
+        with progress_of({job.name: job.experiment for job in work.values()}) as listener:
+            execute_all(list(work.values()), jobs or os.cpu_count() or 1, listener, together)
+        runs = _labelled(work)
+        rows = write_report(folder, runs, first.target, command)
     _show(rows, first.target)
+    for (label, seed), reason in diverged(runs).items():
+        print(f"left out        {label}, seed {seed}: {reason}")
     print(f"report          {folder / 'report.md'}")
     print(f"repeat with     {command}")
 
 
+def _labelled(work: Mapping[tuple[str, int], Job]) -> dict[str, dict[int, RunFolder]]:
+    runs: dict[str, dict[int, RunFolder]] = {}
+    for (label, seed), job in work.items():
+        runs.setdefault(label, {})[seed] = RunFolder(job.folder)
+    return runs
+
+
 def _points(sweep: Sequence[str]) -> list[tuple[str, ...]]:
     """Every combination of swept values, as key=value pairs; one empty point without a sweep."""
-    axes = []
+    axes: dict[str, list[str]] = {}
     for text in sweep:
         key, equals, values = text.partition("=")
         if not equals:
             raise WhaleflError(f"sweep is {text!r}; it must be key=a,b,...")
-        axes.append([f"{key}={value}" for value in words("sweep", values)])
-    return list(product(*axes))
+        if key in axes:
+            raise WhaleflError(f"sweep is {text!r}; {key} must be swept once, with all of its values")
+        axes[key] = [f"{key}={value}" for value in words("sweep", values)]
+    return list(product(*axes.values()))
 
 
 def _job(folder: Path, label: str, seed: int, experiment: Experiment) -> Job:
-    name = f"{label} seed {seed}"
     place = "".join(c if c.isalnum() or c in ".+=-" else "-" for c in f"{label}-seed{seed}")
-    pairs = " ".join(f"--set {pair}" for pair in label.split(" ")[1:])
-    command = f"whalefl run --config {folder / place / 'config.toml'} {pairs}".strip()
-    return Job(name, experiment, folder / place, command)
+    command = shlex.join(["whalefl", "run", "--config", str(folder / place / CONFIG)])
+    return Job(f"{label} seed {seed}", experiment, folder / place, command)
 
 
 def _show(rows: Sequence[Row], target: float | None) -> None:

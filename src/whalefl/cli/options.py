@@ -56,6 +56,16 @@ def refuse_keys(keys: Sequence[str], pairs: Sequence[str], option: str) -> None:
             raise WhaleflError(f"{option} is {pair!r}; {key} must be given as an argument or option of its own")
 
 
+def refuse_file_of_one_method(config: Path | None, methods: Sequence[str]) -> None:
+    """A file that names its method, as the config.toml of a run does, holds settings that were chosen for that method;
+    under them no other would have its own."""
+    method = None if config is None else _config(config).get("method")
+    if method is not None and any(name != method for name in methods):
+        raise WhaleflError(
+            f"config is {str(config)!r}, which holds the settings of {method}; to compare methods it must not name one"
+        )
+
+
 def words(option: str, text: str) -> list[str]:
     """A comma-separated list without repeats or gaps."""
     parts = [part.strip() for part in text.split(",")]

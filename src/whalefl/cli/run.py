@@ -11,7 +11,7 @@ from whalefl.config import Values
 from whalefl.execution import Job, execute
 from whalefl.report.page import write_report
 from whalefl.report.summary import summarise
-from whalefl.runs import check_vacant, next_vacant
+from whalefl.runs import vacant_folder
 
 
 def run_one(
@@ -23,10 +23,8 @@ def run_one(
 ) -> None:
     experiment = experiment_of(task, config, pairs, options)
     name = f"{experiment.task.partition(':')[0]}-{experiment.method}-seed{experiment.seed}"
-    folder = out if out is not None else next_vacant(Path("runs") / name)
-    check_vacant(folder)
     command = repeating_command()
-    with progress_of({name: experiment}) as listener:
+    with vacant_folder(out, Path("runs") / name) as folder, progress_of({name: experiment}) as listener:
         run = execute(Job(name, experiment, folder, command), listener)
     write_report(folder, {experiment.method: {experiment.seed: run}}, experiment.target, command)
     summary = summarise(list(run.records()), experiment.target)

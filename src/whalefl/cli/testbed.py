@@ -13,7 +13,7 @@ from rich.table import Table
 from whalefl.cli.deploy import agreed, need_flower
 from whalefl.cli.options import repeating_command, words
 from whalefl.errors import WhaleflError
-from whalefl.runs import check_vacant, next_vacant
+from whalefl.runs import vacant_folder
 
 _STEADY = ("weather.fading=false",)
 """A round is one moment in the simulator: links that fade within it cannot be predicted by it."""
@@ -37,13 +37,12 @@ def testbed(
     shares = _numbers(cores)
     plan = Plan(tuple(words("methods", methods)), repeats, shares, gauge_rounds)
     deployment = agreed(task, config, [*_STEADY, *pairs], options, len(shares))
-    folder = out if out is not None else next_vacant(Path("runs") / f"testbed-{deployment.experiment.task}")
-    check_vacant(folder)
+    task_name = deployment.experiment.task
     command = repeating_command()
-    runs, gauges = run_testbed(deployment.experiment, deployment.terms, plan, folder, print)
-    title = f"The testbed against the simulator: {deployment.experiment.task}"
-    text = page(title, runs, gauges, plan.cores, command)
-    (folder / "README.md").write_text(text, encoding="utf8")
+    with vacant_folder(out, Path("runs") / f"testbed-{task_name}") as folder:
+        runs, gauges = run_testbed(deployment.experiment, deployment.terms, plan, folder, print)
+        text = page(f"The testbed against the simulator: {task_name}", runs, gauges, plan.cores, command)
+        (folder / "README.md").write_text(text, encoding="utf8")
     table = Table(*METHOD_HEADS, box=SIMPLE_HEAD)
     for row in method_rows(runs):
         table.add_row(*row)

@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import pickle
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -178,7 +179,7 @@ class WorkersEngine:
             self._dismiss()  # what they are doing would be taken for the next answer
             raise
         for answer in answers.values():
-            if isinstance(answer, WhaleflError):  # all of them are idle again, and can go on with something else
+            if isinstance(answer, Exception):  # all of them are idle again, and can go on with something else
                 raise answer
         return answers
 
@@ -252,6 +253,18 @@ def _send(pipe: Connection, message: object) -> None:
     pipe.send_bytes(pickle.dumps(message))
 
 
+def _telling(error: Exception) -> Exception:
+    """The error as it can travel, with a note of where in the worker it arose."""
+    where = "".join(traceback.format_exception(error))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = RuntimeError(str(error))
+    if not isinstance(error, WhaleflError):
+        error.add_note(f"In a worker process:\n{where}")
+    return error
+
+
 class _Worker:
     """A worker's side: it runs the errands it is sent, until it is sent None or its employer is gone."""
 
@@ -280,8 +293,8 @@ class _Worker:
         }
         try:
             return errands[what](*given)
-        except WhaleflError as error:
-            return error
+        except Exception as error:
+            return _telling(error)
 
     def train(self, groups: Sequence[Group]) -> list[Outcome]:
         """Train these groups of orders; their slices are in the shared sums afterwards."""

@@ -57,7 +57,10 @@ class Weather:
 
 _REMEMBERED = 4096  # slots: a round asks for the latest ones of every device again and again
 
-WEATHERS = {"default": Weather(), "calm": Weather(load_factor=1.0), "rough": Weather(load_factor=4.0)}
+LOAD_FACTORS = {"default": Weather.load_factor, "calm": 1.0, "rough": 4.0}
+"""The weathers that have a name, which differ in this alone."""
+
+WEATHERS = {name: Weather(load_factor=factor) for name, factor in LOAD_FACTORS.items()}
 
 
 def fading_gain(h: float) -> float:

@@ -10,9 +10,9 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from whalefl.flower.leash import die_with_parent
 from whalefl.flower.records import from_records, to_records
 from whalefl.flower.relay import Parcel, ask
+from whalefl.leash import die_with_parent
 
 _PATIENCE_S = 300.0
 _MOST_BYTES = 2**31

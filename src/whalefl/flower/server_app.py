@@ -11,11 +11,11 @@ from flwr.serverapp import Grid, ServerApp
 from whalefl.federation.simulation import use_one_thread
 from whalefl.flower.coordinator import Coordinator
 from whalefl.flower.folders import ServerFolder
-from whalefl.flower.leash import die_with_parent
 from whalefl.flower.lock import only_one
 from whalefl.flower.parties import federation_on_server
 from whalefl.flower.terms import read_deployment
 from whalefl.flower.transport import GridTransport
+from whalefl.leash import die_with_parent
 
 
 def make_app() -> ServerApp:

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from whalefl.errors import WhaleflError
 from whalefl.report.comparison import Row, compare
 from whalefl.report.ownership import PICTURE, common_run, save_ownership_plot
 from whalefl.report.plots import save_plots
 from whalefl.report.sizes import sizes_markdown
 from whalefl.report.summary import summarise
 from whalefl.report.table import markdown, notes
-from whalefl.runs import RunFolder, write_atomic, write_json
+from whalefl.runs import DIVERGED, RunFolder, write_atomic, write_json
 
 _CAPTIONS = {
     "accuracy.png": "Accuracy of the global model over virtual time (thin: single seeds, thick: median).",
@@ -28,7 +29,15 @@ def write_report(
     target: float | None,
     command: str,
 ) -> list[Row]:
-    """Write table.json, the pictures and report.md into `folder`; `runs` maps label -> seed -> run folder."""
+    """Write table.json, the pictures and report.md into `folder`; `runs` maps label -> seed -> run folder.
+
+    Runs that diverged are named and left out.
+    """
+    lost = diverged(runs)
+    kept = {label: {s: run for s, run in by_seed.items() if (label, s) not in lost} for label, by_seed in runs.items()}
+    runs = {label: by_seed for label, by_seed in kept.items() if by_seed}
+    if not runs:
+        raise WhaleflError(f"every run diverged, the first one thus: {next(iter(lost.values()))}")
     records = {label: {s: list(run.records()) for s, run in by.items()} for label, by in runs.items()}
     rows = compare({label: {s: summarise(r, target) for s, r in by.items()} for label, by in records.items()})
     pictures = save_plots(folder, {label: list(by.values()) for label, by in records.items()}, target)
@@ -39,6 +48,7 @@ def write_report(
         "# Comparison\n",
         markdown(rows),
         notes(target, rows[0].label),
+        *(f"Left out: {label}, seed {seed}: {reason}.\n" for (label, seed), reason in lost.items()),
         *(f"Note on the data: {note}.\n" for note in _data_notes(runs)),
         sizes_markdown(runs),
         *(f"![{_CAPTIONS[name]}]({name})\n\n{_CAPTIONS[name]}\n" for name in pictures),
@@ -46,6 +56,12 @@ def write_report(
     ]
     write_atomic(folder / "report.md", "\n".join(sections).encode())
     return rows
+
+
+def diverged(runs: Mapping[str, Mapping[int, RunFolder]]) -> dict[tuple[str, int], str]:
+    """Label and seed of every run that diverged, and how it did."""
+    metas = {(label, seed): run.meta() for label, by_seed in runs.items() for seed, run in by_seed.items()}
+    return {key: meta["reason"] for key, meta in metas.items() if meta["status"] == DIVERGED}
 
 
 def _data_notes(runs: Mapping[str, Mapping[int, RunFolder]]) -> list[str]:

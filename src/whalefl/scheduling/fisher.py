@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from whalefl.errors import require
+from whalefl.errors import require, require_finite_number
 
 Normalisation = Literal["trace", "unit", "mean"]
 
@@ -34,7 +34,7 @@ class FisherSettings:
 
     def __post_init__(self) -> None:
         require(self.batches >= 1, "batches", self.batches, "at least 1")
-        require(self.cost >= 0, "cost", self.cost, "at least 0")
+        require_finite_number("cost", self.cost, least=0)
 
 
 @dataclass(frozen=True)

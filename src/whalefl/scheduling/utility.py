@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import sqrt
+from sys import float_info
 
 
 def system_efficiency(preferred_s: float, transmission_s: float, computing_s: float) -> float:
@@ -20,5 +21,8 @@ def training_efficiency(batches: int, mean_square_fisher: float) -> float:
 
 
 def utility(training: float, system: float, beta: float) -> float:
-    """eq:SSUtilFunc: Util = TE x SE^beta."""
-    return float(training * system**beta)
+    """eq:SSUtilFunc: Util = TE x SE^beta; what floating point cannot hold counts as the most that it can."""
+    try:
+        return min(float(training * system**beta), float_info.max)
+    except OverflowError:
+        return float_info.max

@@ -33,6 +33,8 @@ def load_task(name: str, data_dir: Path | None = None, norm: str = "batch") -> T
 
 def _made(where: str, name: str, data_dir: Path | None, norm: str) -> Task:
     module, _, function = where.partition(":")
+    if not (module and function):
+        raise WhaleflError(f"task is {name!r}; it must be module:function")
     try:
         make = getattr(import_module(module), function)
     except (ImportError, AttributeError) as error:

@@ -18,10 +18,7 @@ from whalefl.flower import QUIET
 _GRACE_S = 5.0
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _LEASH = (
-    "import os, sys; "
-    "from whalefl.flower.leash import die_with_parent; "
-    "die_with_parent(); "
-    "os.execvp(sys.argv[1], sys.argv[1:])"
+    "import os, sys; from whalefl.leash import die_with_parent; die_with_parent(); os.execvp(sys.argv[1], sys.argv[1:])"
 )
 
 

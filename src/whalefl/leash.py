@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, so that where a part of a federation is killed all of it goes."""
+"""Processes that end with the one that started them, so that nothing goes on of what was killed."""
 
 from __future__ import annotations
 
