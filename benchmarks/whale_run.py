@@ -87,7 +87,7 @@ def timed_run(task: str, method: str, wanted: dict[str, Any]) -> dict[str, Any]:
     federation = prepared(experiment)
     engine = Timed(make_engine(experiment, federation.task))
     start = time.perf_counter()
-    records = [finished.record for finished in simulation.rounds_of(federation, experiment, engine)]
+    records = [finished.record for finished in simulation.rounds_of(federation, engine)]
     total = time.perf_counter() - start
     engine.close()
     rounds, training = len(records), sum(engine.seconds)

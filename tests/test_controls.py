@@ -18,7 +18,8 @@ from whalefl.federation.engine import PlainEngine
 from whalefl.federation.evaluation import EvaluationSettings
 from whalefl.federation.methods import make_method
 from whalefl.federation.rounds import close_round, open_round
-from whalefl.federation.simulation import Settings, assemble, first_state, simulate
+from whalefl.federation.settings import Settings
+from whalefl.federation.simulation import assemble, first_state, simulate
 from whalefl.federation.training import Training
 from whalefl.fleet.devices import DeviceGroup, Fleet
 from whalefl.fleet.weather import Weather
@@ -114,7 +115,7 @@ def test_levels_drawn_once_stay_and_others_do_not() -> None:
 @pytest.mark.parametrize("share", [1.0, 0.9, 0.8, 0.05])
 def test_a_round_closes_when_enough_devices_are_done_and_the_others_do_not_count(corners: Task, share: float) -> None:
     everyone = assemble(corners, make_method("fedavg"), Fleet(), Weather(), SETTINGS, Seeds())
-    federation = replace(everyone, wait_for=share)
+    federation = replace(everyone, settings=replace(everyone.settings, wait_for=share))
     state, engine = first_state(federation), PlainEngine(corners, SETTINGS.training)
     waited = open_round(everyone, state)
     _, all_done = close_round(everyone, state, waited, *engine.train(state.weights, waited.orders))
@@ -133,7 +134,8 @@ def test_a_round_closes_when_enough_devices_are_done_and_the_others_do_not_count
 def test_who_is_done_first_is_seen_with_the_overhead_of_every_round(corners: Task) -> None:
     groups = (DeviceGroup("JetsonNano", count=2, overhead_s=1000.0), DeviceGroup("RaspberryPi4", count=2))
     everyone = assemble(corners, make_method("fedavg"), Fleet(groups), Weather(), SETTINGS, Seeds())
-    opened = open_round(replace(everyone, wait_for=0.5), first_state(everyone))
+    half = replace(everyone, settings=replace(everyone.settings, wait_for=0.5))
+    opened = open_round(half, first_state(everyone))
     assert [order.device for order in opened.orders] == [2, 3]
 
 

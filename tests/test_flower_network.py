@@ -66,14 +66,14 @@ def check_only_devices_may_enter(net: Network) -> None:
 
 def one_after_another(federation: Federation) -> PlainEngine:
     """The simulator's engine that trains every device alone, as devices do."""
-    return PlainEngine(federation.task, federation.training, largest=1)
+    return PlainEngine(federation.task, federation.settings.training, largest=1)
 
 
 def check_equal_to_simulator(deployment: Deployment, net: Network) -> None:
     weights = load_file(net.server_folder.run / "model.safetensors")
     experiment = deployment.experiment
     federation = prepared(experiment)
-    *_, last = rounds_of(federation, experiment, one_after_another(federation))
+    *_, last = rounds_of(federation, one_after_another(federation))
     for name, expected in last.state.weights.items():
         assert float((weights[name] - expected).abs().max()) < TOLERANCE
 

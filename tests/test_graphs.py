@@ -13,7 +13,8 @@ from whalefl.errors import Diverged
 from whalefl.federation.engine import PlainEngine
 from whalefl.federation.methods import make_method
 from whalefl.federation.rounds import close_round, open_round
-from whalefl.federation.simulation import Settings, assemble, first_state, simulate
+from whalefl.federation.settings import Settings
+from whalefl.federation.simulation import assemble, first_state, simulate
 from whalefl.federation.training import Training
 from whalefl.fleet.devices import Fleet
 from whalefl.fleet.weather import Weather

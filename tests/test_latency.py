@@ -11,7 +11,8 @@ import pytest
 
 from whalefl.errors import WhaleflError
 from whalefl.federation.methods import make_method
-from whalefl.federation.simulation import Settings, assemble, simulate
+from whalefl.federation.settings import Settings
+from whalefl.federation.simulation import assemble, simulate
 from whalefl.federation.training import Training
 from whalefl.fleet.devices import Device, DeviceGroup, Fleet
 from whalefl.fleet.energy import energy_spent

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 def run(method: str, *pairs: str) -> list[Record]:
     experiment = experiment_of("digits", None, list(pairs), {"method": method})
     federation = prepared(experiment)
-    rounds = rounds_of(federation, experiment, make_engine(experiment, federation.task))
+    rounds = rounds_of(federation, make_engine(experiment, federation.task))
     return [asdict(finished.record) for finished in rounds]
 
 

@@ -20,7 +20,8 @@ from whalefl.errors import WhaleflError
 from whalefl.execution import Job, execute
 from whalefl.federation.methods import make_method
 from whalefl.federation.ownership import ownership
-from whalefl.federation.simulation import Settings, assemble
+from whalefl.federation.settings import Settings
+from whalefl.federation.simulation import assemble
 from whalefl.fleet.devices import DeviceGroup, Fleet
 from whalefl.fleet.weather import Weather
 from whalefl.report.ownership import common_run, save_ownership_plot

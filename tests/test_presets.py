@@ -40,7 +40,7 @@ def test_every_preset_trains_a_round(name: str, method: str) -> None:
     federation = assemble(
         task, experiment.make_method(), experiment.fleet, experiment.weather, experiment, experiment.all_seeds()
     )
-    (finished,) = rounds_of(federation, experiment, make_engine(experiment, task))
+    (finished,) = rounds_of(federation, make_engine(experiment, task))
     assert finished.record.accuracy is not None
     assert len(finished.record.devices) == 2
 

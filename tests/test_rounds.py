@@ -19,8 +19,9 @@ from whalefl.federation.engine import PlainEngine
 from whalefl.federation.evaluation import Score
 from whalefl.federation.methods import METHODS, Method, make_method
 from whalefl.federation.orders import Order, Outcome
-from whalefl.federation.rounds import Aggregation, close_round, draw_batches, open_round
-from whalefl.federation.simulation import Settings, assemble, first_state, rounds_together, simulate
+from whalefl.federation.rounds import close_round, draw_batches, open_round
+from whalefl.federation.settings import Aggregation, Settings
+from whalefl.federation.simulation import assemble, first_state, rounds_together, simulate
 from whalefl.federation.training import Training
 from whalefl.federation.workers import WorkersEngine, can_fork
 from whalefl.fleet.devices import DeviceGroup, Fleet
@@ -291,10 +292,7 @@ def test_runs_that_share_an_engine_are_as_if_they_ran_alone(corners: Task, kind:
         lr = 1e30 if seed == 1 else TRAINING.lr  # which diverges
         return replace(SETTINGS, rounds=lengths[seed], training=replace(TRAINING, lr=lr))
 
-    runs = [
-        (assemble(corners, method, Fleet(), Weather(), settings(seed), Seeds.all(seed)), settings(seed))
-        for seed in lengths
-    ]
+    runs = [assemble(corners, method, Fleet(), Weather(), settings(seed), Seeds.all(seed)) for seed in lengths]
     found: dict[int, list[object]] = {1: [], 2: [], 3: []}
     with closing(PlainEngine(corners, TRAINING) if kind == "plain" else WorkersEngine(corners, TRAINING, 2)) as engine:
         for number, ended in rounds_together(runs, engine):

@@ -9,7 +9,8 @@ from conftest import made_up_task
 from whalefl.federation.engine import PlainEngine
 from whalefl.federation.methods import make_method
 from whalefl.federation.rounds import open_round
-from whalefl.federation.simulation import Settings, assemble, first_state
+from whalefl.federation.settings import Settings
+from whalefl.federation.simulation import assemble, first_state
 from whalefl.federation.stacks import Desk
 from whalefl.federation.training import Training
 from whalefl.fleet.devices import Fleet

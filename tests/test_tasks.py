@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from made_up import WORDS, made_up, made_up_arrays
 from whalefl.errors import WhaleflError
 from whalefl.federation.methods import make_method
-from whalefl.federation.simulation import Settings, simulate
+from whalefl.federation.settings import Settings
+from whalefl.federation.simulation import simulate
 from whalefl.federation.stacks import resident
 from whalefl.federation.training import Training
 from whalefl.fleet.devices import DeviceGroup, Fleet

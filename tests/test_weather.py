@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from whalefl.errors import WhaleflError
 from whalefl.federation.methods import make_method
-from whalefl.federation.simulation import Settings, simulate
+from whalefl.federation.settings import Settings
+from whalefl.federation.simulation import simulate
 from whalefl.federation.training import Training
 from whalefl.fleet.devices import Device, DeviceGroup, Fleet
 from whalefl.fleet.links import TESTBED_LINKS, Link

@@ -20,7 +20,8 @@ from whalefl.federation.local_training import train_slice
 from whalefl.federation.methods import make_method
 from whalefl.federation.orders import Order
 from whalefl.federation.rounds import open_round
-from whalefl.federation.simulation import Settings, assemble, first_state, simulate
+from whalefl.federation.settings import Settings
+from whalefl.federation.simulation import assemble, first_state, simulate
 from whalefl.federation.stacks import NARROW, arrange
 from whalefl.federation.training import Training
 from whalefl.federation.workers import WorkersEngine, can_fork, share_out

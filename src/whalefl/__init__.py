@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from whalefl.errors import WhaleflError
     from whalefl.federation.methods import METHODS, Method
-    from whalefl.federation.simulation import Settings, simulate
+    from whalefl.federation.settings import Settings
+    from whalefl.federation.simulation import simulate
     from whalefl.fleet.devices import DeviceGroup, Fleet
     from whalefl.fleet.weather import Weather
     from whalefl.rng import Seeds

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from whalefl.errors import WhaleflError, require, require_one_of
 from whalefl.federation.methods import Method, check_method, make_method
-from whalefl.federation.simulation import Settings
+from whalefl.federation.settings import Settings
 from whalefl.fleet.devices import Fleet
 from whalefl.fleet.weather import LOAD_FACTORS, Weather
 from whalefl.rng import Seeds
@@ -27,6 +27,7 @@ from whalefl.scheduling.policies import Whale
 from whalefl.scheduling.replay import ReplaySettings
 
 Values = dict[str, Any]
+Device = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Experiment(Settings):
     task: str = "digits"
     method: str = "whale"
     norm: Literal["batch", "group"] = "batch"
-    device: str = "cpu"
+    device: Device = "cpu"
     engine: Literal["auto", "plain", "workers", "graphs"] = "auto"
     precision: Literal["fp32", "tf32", "bf16"] = "tf32"
     data_dir: str | None = None

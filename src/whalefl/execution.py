@@ -68,10 +68,15 @@ def prepared(experiment: Experiment) -> Federation:
 
 
 def _task(experiment: Experiment) -> Task:
-    if not (experiment.device == "cpu" or (experiment.device == "cuda" and torch.cuda.is_available())):
-        raise WhaleflError(f"device is {experiment.device!r}; it must be 'cpu', or 'cuda' where there is a GPU")
+    check_device(experiment.device)
     data_dir = None if experiment.data_dir is None else Path(experiment.data_dir)
     return load_task(experiment.task, data_dir, experiment.norm).to(experiment.device)
+
+
+def check_device(device: str) -> None:
+    """Say so where there is no such device."""
+    if device != "cpu" and not (device == "cuda" and torch.cuda.is_available()):
+        raise WhaleflError(f"device is {device!r}; it must be 'cpu', or 'cuda' where there is a GPU")
 
 
 def execute(job: Job, listener: Listener) -> RunFolder:
@@ -89,7 +94,6 @@ def execute_together(jobs: Sequence[Job], listener: Listener) -> Iterator[tuple[
     """
     use_one_thread()
     federations = [prepared(job.experiment) for job in jobs]
-    runs = [(federation, job.experiment) for federation, job in zip(federations, jobs, strict=True)]
     unfinished: dict[int, RunFolder] = {}
     status = "failed"
     with closing(_engine_of(jobs[0].experiment, federations[0].task)) as engine:
@@ -98,7 +102,7 @@ def execute_together(jobs: Sequence[Job], listener: Listener) -> Iterator[tuple[
                 config, notes = to_toml(job.experiment), federation.task.notes
                 unfinished[number] = RunFolder.create(job.folder, config, job.command, __version__, notes)
                 write_json(unfinished[number].path / OWNERSHIP, ownership(federation))
-            for number, finished in rounds_together(runs, engine):
+            for number, finished in rounds_together(federations, engine):
                 if isinstance(finished, Diverged):
                     unfinished.pop(number).finish(DIVERGED, str(finished))
                     yield number, finished
@@ -108,7 +112,7 @@ def execute_together(jobs: Sequence[Job], listener: Listener) -> Iterator[tuple[
                 listener(jobs[number].name, finished.record)
                 if over(jobs[number].experiment, finished.state):
                     write_model(folder, finished.state.weights)
-                    write_levels(folder, *runs[number], finished.state.weights)
+                    write_served(folder, federations[number], finished.state.weights)
                     unfinished.pop(number).finish(FINISHED)
                     yield number, None
         except KeyboardInterrupt:
@@ -124,11 +128,11 @@ def write_model(folder: RunFolder, weights: Weights) -> None:
     write_atomic(folder.path / MODEL, save(_for_disk(weights)))
 
 
-def write_levels(folder: RunFolder, federation: Federation, experiment: Experiment, weights: Weights) -> None:
+def write_served(folder: RunFolder, federation: Federation, weights: Weights) -> None:
     """What the final model does at each of its sizes."""
-    calibration = federation_calibration(federation, experiment)
+    calibration, ladder = federation_calibration(federation), federation.settings.ladder
     nested = federation.method.extraction.nested
-    served, statistics = serve_levels(federation.task, experiment.ladder, nested, weights, calibration)
+    served, statistics = serve_levels(federation.task, ladder, nested, weights, calibration)
     write_atomic(folder.path / STATISTICS, save(_for_disk(statistics)))
     write_json(folder.path / LEVELS, [asdict(level) for level in served])
 

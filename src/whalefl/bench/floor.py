@@ -91,7 +91,7 @@ def floor_s(flops: float, rates: Sequence[Rate], precision: Precision) -> float:
 
 
 def _rate(device: str, precision: Precision, threads: int) -> float:
-    size = _SIZES[device.partition(":")[0]]
+    size = _SIZES[device]
     kind = torch.bfloat16 if precision == "bf16" else torch.float32
     left, right = (torch.rand(size, size, device=device).to(kind) for _ in range(2))
     use_precision(precision)
@@ -105,14 +105,14 @@ def _rate(device: str, precision: Precision, threads: int) -> float:
 
 
 def _seconds(left: Tensor, right: Tensor) -> float:
-    settle(left.device)
+    wait_for(left.device)
     start = perf_counter()
     product(left, right)
-    settle(left.device)
+    wait_for(left.device)
     return perf_counter() - start
 
 
-def settle(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
     """Wait until a device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from whalefl.bench.floor import Rate, best_rates, floor_s, measured_rates, round_flops, settle
+from whalefl.bench.floor import Rate, best_rates, floor_s, measured_rates, round_flops, wait_for
 from whalefl.bench.processes import Watch
 from whalefl.bench.results import Result, Row, this_machine
 from whalefl.bench.scenarios import Scenario, orders_of, random_task
@@ -80,7 +80,7 @@ class _Turn:
 
     def _train(self) -> None:
         self.train_round(self.weights, self.orders)
-        settle(self.device)
+        wait_for(self.device)
 
     def _watched(self) -> None:
         # Recorded steps keep memory that the allocator does not call allocated, but reserved.

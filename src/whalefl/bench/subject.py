@@ -23,7 +23,8 @@ from whalefl.federation.engine import Engine, PlainEngine
 from whalefl.federation.evaluation import EvaluationSettings, Score
 from whalefl.federation.methods import make_method
 from whalefl.federation.orders import Order, Outcome
-from whalefl.federation.simulation import Settings, simulate, use_one_thread
+from whalefl.federation.settings import Settings
+from whalefl.federation.simulation import simulate, use_one_thread
 from whalefl.federation.stacks import Key, arrange, stack_key
 from whalefl.federation.training import Training
 from whalefl.fleet.devices import KINDS, DeviceGroup, Fleet
@@ -71,7 +72,7 @@ class Watched:
         self.engine.close()
 
 
-def make_engine(name: str, task: Task, training: Training) -> Engine:
+def bare_engine(name: str, task: Task, training: Training) -> Engine:
     if name == "plain":
         return PlainEngine(task, training)
     from whalefl.federation.workers import WorkersEngine
@@ -113,7 +114,7 @@ def some_rounds(engine: str, task: Task, clients: int, rounds: int) -> None:
         training=Training(iterations=10, batch=BATCH),
         evaluation=EvaluationSettings(every=rounds + 1),
     )
-    trainer = Watched(make_engine(engine, task, settings.training), task)
+    trainer = Watched(bare_engine(engine, task, settings.training), task)
     try:
         every_round = simulate(task, make_method("heterofl"), fleet, settings=settings, engine=trainer)
         stop(ASSEMBLED)

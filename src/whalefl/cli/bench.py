@@ -8,10 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Column, Table
 
 from whalefl.bench.measuring import measure
 from whalefl.bench.memory import CLIENTS, ENGINES, ROUNDS, measure_memory, write_memory
@@ -29,7 +26,9 @@ from whalefl.bench.tables import (
 )
 from whalefl.bench.variants import VARIANTS
 from whalefl.cli.options import repeating_command, words
-from whalefl.errors import WhaleflError, require, require_one_of
+from whalefl.cli.tables import print_table
+from whalefl.errors import require, require_one_of
+from whalefl.execution import check_device
 
 RESULTS = Path("results") / "bench"
 
@@ -38,15 +37,16 @@ def bench_speed(
     device: str, scenarios: str | None, variants: str | None, repeats: int, iterations: int | None, out: Path | None
 ) -> None:
     require(repeats >= 1, "repeats", repeats, "at least 1")
-    known, competitors = SCENARIOS[_kind(device)], VARIANTS[_kind(device)]
+    check_device(device)
+    known, competitors = SCENARIOS[device], VARIANTS[device]
     chosen = [known[name] for name in _names("scenario", scenarios, known)]
     taking_part = [competitors[name] for name in _names("variants", variants, competitors)]
     if iterations is not None:
         require(iterations >= 1, "iterations", iterations, "at least 1")
         chosen = [replace(s, iterations=iterations, fisher=min(s.fisher, iterations)) for s in chosen]
     path = out if out is not None else RESULTS / ("cpu.json" if device == "cpu" else "gpu.json")
-    path.parent.mkdir(parents=True, exist_ok=True)  # said now, not after measuring
     command = repeating_command()
+    path.parent.mkdir(parents=True, exist_ok=True)  # what is wrong with it is said now, not after measuring
     for scenario in chosen:
         with _status() as say:
             result = measure(scenario, taking_part, repeats, device, command, say)
@@ -58,23 +58,17 @@ def bench_speed(
 
 def bench_memory(variants: str | None, out: Path | None) -> None:
     path, command = out if out is not None else RESULTS / "memory.json", repeating_command()
+    engines, results = _names("variants", variants, ENGINES), []
     path.parent.mkdir(parents=True, exist_ok=True)
-    results = []
-    for engine in _names("variants", variants, ENGINES):
+    for engine in engines:
         with _status() as say:
             say(f"memory: {engine}")
             results.append(measure_memory(engine, CLIENTS, ROUNDS, command))
         _show(memory_header(), memory_cells(results[-1]), memory_caption(results[-1]))
-        _print_table(parts_header(results[-1]), parts_cells(results[-1]))
+        print_table(parts_header(results[-1]), parts_cells(results[-1]))
     write_memory(path, results)
     print(f"results         {path}")
     print(f"repeat with     {command}")
-
-
-def _kind(device: str) -> str:
-    if device == "cpu" or (device == "cuda" and torch.cuda.is_available()):
-        return device
-    raise WhaleflError(f"device is {device!r}; it must be 'cpu', or 'cuda' where there is a GPU")
 
 
 def _names(option: str, text: str | None, known: Collection[str]) -> list[str]:
@@ -100,12 +94,4 @@ def _status() -> Iterator[Callable[[str], object]]:
 
 def _show(names: Sequence[str], rows: Sequence[Sequence[str]], text: str) -> None:
     print(textwrap.fill(text, Console().width))
-    _print_table(names, rows)
-
-
-def _print_table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(*[Column(name, no_wrap=True) for name in names], box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for row in rows:
-        table.add_row(*row)
-    # Never narrower than its numbers: a shortened table cannot be read, a long line can.
-    Console(width=max(Console().width, 120)).print(table)
+    print_table(names, rows)

@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Column, Table
 
 from whalefl.cli.options import (
     experiment_of,
@@ -22,6 +20,7 @@ from whalefl.cli.options import (
     words,
 )
 from whalefl.cli.progress import progress_of
+from whalefl.cli.tables import print_table
 from whalefl.config import Experiment, Values
 from whalefl.errors import WhaleflError, require
 from whalefl.execution import Job, execute_all
@@ -98,11 +97,5 @@ def _job(folder: Path, label: str, seed: int, experiment: Experiment) -> Job:
 
 
 def _show(rows: Sequence[Row], target: float | None) -> None:
-    columns = [Column(name.replace(" ", "\n"), no_wrap=True) for name in HEADER]
-    table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for row in cells(rows):
-        table.add_row(*row)
-    console = Console()
-    # Never narrower than its numbers: a shortened table cannot be read, a long line can.
-    Console(width=max(console.width, 120)).print(table)
-    print(textwrap.fill(notes(target, rows[0].label), console.width))
+    print_table([name.replace(" ", "\n") for name in HEADER], cells(rows))
+    print(textwrap.fill(notes(target, rows[0].label), Console().width))

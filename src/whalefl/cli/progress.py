@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from whalefl.execution import Listener
-from whalefl.federation.simulation import Settings
+from whalefl.federation.settings import Settings
 from whalefl.values import RoundRecord
 
 

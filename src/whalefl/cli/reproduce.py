@@ -7,9 +7,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast, get_args
 
 from whalefl.cli.options import repeating_command, words
 from whalefl.cli.progress import progress_of
+from whalefl.config import Device
 from whalefl.errors import require, require_one_of
 from whalefl.experiments.carrying import Place, carry_out_all
 from whalefl.experiments.catalogue import REPORTED, STUDIES
@@ -57,7 +59,7 @@ def reproduce_study(name: str, options: Options, plan_only: bool, report_only: b
         tasks=_names("only-tasks", options.only_tasks, [setting.task for setting in TASKS]),
         methods=_names("only-methods", options.only_methods, list(METHODS)),
         seeds=options.seeds,
-        device=options.device or "cpu",
+        device=_device(options.device or "cpu"),
         data_dir=None if options.data_dir is None else str(options.data_dir),
     )
     store = Store(options.results)
@@ -79,6 +81,11 @@ def reproduce_study(name: str, options: Options, plan_only: bool, report_only: b
 def _planned(studies: Sequence[Study], store: Store, request: Request, costs: Costs | None = None) -> list[Entry]:
     cells = [cell for study in studies for cell in (*study.cells, *study.later(store))]
     return plan(cells, store, measured_costs(store.folder) if costs is None else costs, request)
+
+
+def _device(name: str) -> Device:
+    require_one_of("device", name, get_args(Device))
+    return cast(Device, name)
 
 
 def _names(option: str, text: str | None, known: Sequence[str]) -> tuple[str, ...] | None:

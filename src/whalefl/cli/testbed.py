@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-
 from whalefl.cli.deploy import agreed, need_flower
 from whalefl.cli.options import repeating_command, words
+from whalefl.cli.tables import print_table
 from whalefl.errors import WhaleflError
 from whalefl.runs import vacant_folder
 
@@ -43,10 +40,7 @@ def testbed(
         runs, gauges = run_testbed(deployment.experiment, deployment.terms, plan, folder, print)
         text = page(f"The testbed against the simulator: {task_name}", runs, gauges, plan.cores, command)
         (folder / "README.md").write_text(text, encoding="utf8")
-    table = Table(*METHOD_HEADS, box=SIMPLE_HEAD)
-    for row in method_rows(runs):
-        table.add_row(*row)
-    Console().print(table)
+    print_table(METHOD_HEADS, method_rows(runs))
     print("means, with the least and the most; round lengths: of the worst repeat")
     print(f"folder          {folder}")
     print(f"repeat with     {command}")

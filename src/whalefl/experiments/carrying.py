@@ -113,7 +113,6 @@ def carry_out(batch: Sequence[Work], listener: Listener) -> None:
 
 def _header(work: Work, status: str, reason: str | None, seconds: float, together: int) -> Compact:
     experiment, need, source = work.experiment, work.run.need, work.run.source
-    on_gpu = experiment.device.startswith("cuda")
     return {
         "schema": SCHEMA,
         "identity": work.run.identity,
@@ -127,8 +126,8 @@ def _header(work: Work, status: str, reason: str | None, seconds: float, togethe
         "command": work.place.command,
         "commit": work.place.commit,
         "version": __version__,
-        "device": "cuda" if on_gpu else "cpu",
-        "machine": torch.cuda.get_device_name() if on_gpu else "cpu",
+        "device": experiment.device,
+        "machine": torch.cuda.get_device_name() if experiment.device == "cuda" else "cpu",
         "side_by_side": work.place.jobs * together,
         "seconds": round(seconds, 1),
     }

@@ -27,7 +27,7 @@ class Costs:
 
     def seconds(self, experiment: Experiment) -> float:
         """The predicted seconds of a run."""
-        device, task, method = experiment.device.partition(":")[0], experiment.task, experiment.method
+        device, task, method = experiment.device, experiment.task, experiment.method
         virtual_s = experiment.horizon_s or float("inf")
         alike = [rate for (d, t, _), rate in self.measured.items() if (d, t) == (device, task)]
         rate = self.measured.get((device, task, method), mean(alike) if alike else None)
@@ -39,7 +39,7 @@ class Costs:
 def guessed_seconds(experiment: Experiment) -> float:
     """From the committed table: rounds until the horizon, and seconds a round."""
     table = _table()
-    machine = table["cpu" if experiment.device == "cpu" else "cuda"]
+    machine = table[experiment.device]
     virtual = table["virtual"].get(experiment.task, table["virtual"][_UNKNOWN_TASK])
     policy = check_method(experiment.method)[1]
     round_s = virtual[policy if policy in ("full", "fixed") else "other"]

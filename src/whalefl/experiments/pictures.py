@@ -12,19 +12,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 
 from whalefl.experiments.cells import Cell
+from whalefl.experiments.curves import accuracy_curve, coverage_curve, fisher_curve, share_curve
 from whalefl.experiments.protocol import Setting
 from whalefl.experiments.reading import metric_of, speedup_over
-from whalefl.experiments.store import Finished, Store
+from whalefl.experiments.store import Store
 from whalefl.experiments.tables import Pair, final_of
 from whalefl.federation.methods import check_method
-from whalefl.report.compact import level_lines
 from whalefl.report.plots import mean_curve, median_curve
 from whalefl.report.statistics import Interval
-from whalefl.report.summary import evaluated
-from whalefl.scheduling.replay import levels_of_line
-from whalefl.subnet.plans import EXTRACTIONS
-
-Curve = tuple[Sequence[float], Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -64,7 +59,7 @@ class Accuracies:
 def _accuracies(axis: Any, store: Store, panel: Panel) -> None:
     metric = metric_of(store, panel.setting)
     for color, cell in enumerate(panel.cells):
-        curves = [_accuracy_curve(run, metric) for run in store.runs(cell).values()]
+        curves = [accuracy_curve(run, metric) for run in store.runs(cell).values()]
         curves = [curve for curve in curves if len(curve[0]) > 0]
         if not curves:
             continue
@@ -96,11 +91,6 @@ def _spread(accuracy: Any) -> Any:
 def _narrowed(height: Any) -> Any:
     """The inverse of `_spread`."""
     return 101 - 10 ** -np.asarray(height, dtype=float)
-
-
-def _accuracy_curve(run: Finished, metric: str) -> Curve:
-    points = evaluated(run.records(metric))
-    return [p["time_s"] / 3600 for p in points], [100 * p["accuracy"] for p in points]
 
 
 @dataclass(frozen=True)
@@ -210,30 +200,6 @@ class FisherAndSize:
         return figure
 
 
-def fisher_curve(run: Finished, column: str) -> Curve:
-    """Hours and Fisher information of one column of the compact metrics."""
-    fisher, times = run.compact["fisher"], run.compact["time_s"]
-    known = [(times[r - 1] / 3600, v) for r, v in zip(fisher["round"], fisher[column], strict=True) if v is not None]
-    return [t for t, _ in known], [v for _, v in known]
-
-
-def shares_by_round(run: Finished, kind: str | None) -> list[float | None]:
-    """The mean share of the parameters (%) that a kind of device trained in every round; None where it sat out."""
-    shares = [[100 * d["share"] for d in r["devices"] if kind in (None, d["kind"])] for r in run.records()]
-    return [sum(own) / len(own) if own else None for own in shares]
-
-
-def share_curve(run: Finished, kind: str | None, smooth: int = 10) -> Curve:
-    """Hours and the mean share of the parameters that a kind of device trained, over so many rounds at a time."""
-    shares = zip(run.compact["time_s"], shares_by_round(run, kind), strict=True)
-    known = [(time_s / 3600, share) for time_s, share in shares if share is not None]
-    values = np.array([value for _, value in known])
-    width = min(smooth, len(values))
-    kernel = np.ones(width)
-    counts = np.convolve(np.ones_like(values), kernel)[: len(values)]
-    return [t for t, _ in known], list(np.convolve(values, kernel)[: len(values)] / counts)
-
-
 @dataclass(frozen=True)
 class CoverageCurves:
     """The quantities of the convergence theorem over time: regions trained, |M*|, and the share left untouched."""
@@ -264,26 +230,3 @@ class CoverageCurves:
 def _dashes(method: str) -> str:
     """A line for each extraction, so that curves which coincide can be told apart."""
     return {"prefix": "-", "random": "--", "rolling": ":"}[check_method(method)[0]]
-
-
-def coverage_curve(run: Finished, column: str) -> Curve | None:
-    """Hours and one quantity of the coverage; regions mean something for nested slices only."""
-    times = run.compact["time_s"]
-    if column == "regions":
-        if not nested(run):
-            return None
-        return [t / 3600 for t in times], regions(run)
-    coverage, scale = run.compact["coverage"], 100 if column == "untouched" else 1
-    return [times[r - 1] / 3600 for r in coverage["round"]], [scale * value for value in coverage[column]]
-
-
-def nested(run: Finished) -> bool:
-    """Whether slices of all devices and rounds lie inside each other."""
-    extraction, _ = check_method(run.run.experiment.method)
-    return EXTRACTIONS[extraction].nested
-
-
-def regions(run: Finished) -> list[float]:
-    """|S_r|: the regions S^P .. S^p that the widest slice of each round holds."""
-    levels = run.run.experiment.ladder.levels
-    return [float(levels - min(levels_of_line(line)) + 1) for line in level_lines(run.compact)]

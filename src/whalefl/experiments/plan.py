@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from whalefl.config import Experiment
+from whalefl.config import Device, Experiment
 from whalefl.experiments.cells import Cell, Run, run_of
 from whalefl.experiments.costs import Costs
 from whalefl.experiments.store import Store
@@ -31,7 +31,7 @@ class Request:
     tasks: tuple[str, ...] | None = None
     methods: tuple[str, ...] | None = None
     seeds: int | None = None
-    device: str = "cpu"
+    device: Device = "cpu"
     data_dir: str | None = None
 
     def place(self, experiment: Experiment) -> Experiment:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from whalefl.experiments.cells import Cell
-from whalefl.experiments.pictures import nested, regions
+from whalefl.experiments.curves import is_nested, regions
 from whalefl.experiments.reading import summaries
 from whalefl.experiments.store import Finished, Store
 from whalefl.experiments.tables import NONE, NOT_RUN, median_spent, percent
@@ -33,7 +33,7 @@ class CoverageTable:
             return (cell.label, NOT_RUN, *[""] * 5)
         return (
             cell.label,
-            f"{mean_regions(runs):.2f}" if nested(runs[0]) else NONE,
+            f"{mean_regions(runs):.2f}" if is_nested(runs[0]) else NONE,
             f"{mean_coverage(runs, 'least'):.2f}",
             f"{100 * mean_coverage(runs, 'untouched'):.1f} %",
             f"{mean_coverage(runs, 'mean_age'):.1f}",

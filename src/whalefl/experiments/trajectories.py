@@ -11,7 +11,7 @@ from statistics import mean
 import numpy as np
 
 from whalefl.experiments.cells import Cell
-from whalefl.experiments.pictures import share_curve, shares_by_round
+from whalefl.experiments.curves import share_curve, shares_by_round
 from whalefl.experiments.reading import metric_of
 from whalefl.experiments.store import Finished, Store
 from whalefl.experiments.tables import NONE, NOT_RUN

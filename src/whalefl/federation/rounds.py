@@ -8,41 +8,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whalefl.errors import require_one_of
 from whalefl.federation.methods import Method
 from whalefl.federation.orders import Order, Outcome
-from whalefl.federation.training import Training
+from whalefl.federation.settings import Settings
 from whalefl.fleet.devices import Device
 from whalefl.fleet.energy import energy_spent
 from whalefl.fleet.knowledge import Knowledge, expected_delays, known_conditions, measure
-from whalefl.fleet.latency import LatencySettings, Workload, memory_level, true_delay
+from whalefl.fleet.latency import Workload, memory_level, true_delay
 from whalefl.fleet.weather import Sky
 from whalefl.rng import Seeds, stream
-from whalefl.scheduling.fisher import FisherSettings, Window, push
+from whalefl.scheduling.fisher import Window, push
 from whalefl.scheduling.policies import Announcement, Choice, ServerMemory
 from whalefl.subnet.aggregation import Contribution, PartialSums, count_devices
 from whalefl.subnet.axes import Plan
 from whalefl.subnet.coverage import LastTrained, cover
 from whalefl.tasks.partition import Share
 from whalefl.tasks.task import Task
-from whalefl.values import Conditions, Delay, DeviceReport, Ladder, Profile, RoundRecord
-
-
-@dataclass(frozen=True)
-class Aggregation:
-    """How slices are averaged: every device alike or by its `samples`; label rows only over owners of the label."""
-
-    weighting: Literal["devices", "samples"] = "devices"
-    label_ownership: bool = True
-
-    def __post_init__(self) -> None:
-        require_one_of("weighting", self.weighting, ("devices", "samples"))
+from whalefl.values import Conditions, Delay, DeviceReport, Profile, RoundRecord
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,17 +48,10 @@ class Federation:
 
     task: Task
     method: Method
-    ladder: Ladder
+    settings: Settings
     members: tuple[Member, ...]
     sky: Sky
-    training: Training
-    fisher: FisherSettings
-    latency: LatencySettings
-    aggregation: Aggregation
     seeds: Seeds
-    rounds: int
-    clients_per_round: int | None = None
-    wait_for: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -135,7 +115,7 @@ def _in_time(federation: Federation, state: State, assignments: tuple[Assignment
     The round closes when the share `wait_for` of the devices is done. Whoever is not done by then is neither
     averaged nor heard of, and learns nothing.
     """
-    wanted = max(1, ceil(federation.wait_for * len(assignments) - 1e-9))
+    wanted = max(1, ceil(federation.settings.wait_for * len(assignments) - 1e-9))
     if wanted >= len(assignments):
         return assignments
     ends = {a.member.device.index: _seconds(a, _true_delay(federation, state, a)) for a in assignments}
@@ -150,13 +130,13 @@ def _seconds(assignment: Assignment, delay: Delay) -> float:
 
 def selected(federation: Federation, number: int) -> Sequence[Member]:
     """Who takes part in a round."""
-    chosen = ranked(federation, number)[: federation.clients_per_round]
+    chosen = ranked(federation, number)[: federation.settings.clients_per_round]
     return sorted(chosen, key=lambda member: member.device.index)
 
 
 def ranked(federation: Federation, number: int) -> Sequence[Member]:
     """All members in the order in which a round would have them, where it does not have them all."""
-    count = federation.clients_per_round
+    count = federation.settings.clients_per_round
     if count is None or count >= len(federation.members):
         return federation.members
     rng = stream(federation.seeds.training, "selection", number)
@@ -166,9 +146,9 @@ def ranked(federation: Federation, number: int) -> Sequence[Member]:
 def _assign(federation: Federation, state: State, announcement: Announcement, member: Member) -> Assignment:
     own = state.devices[member.device.index]
     true = federation.sky.conditions(member.device, state.clock_s)
-    known = known_conditions(federation.latency, own.knowledge, true)
+    known = known_conditions(federation.settings.latency, own.knowledge, true)
     expected = expected_delays(
-        federation.latency, federation.sky, member.device, member.works, own.knowledge, true, state.clock_s
+        federation.settings.latency, federation.sky, member.device, member.works, own.knowledge, true, state.clock_s
     )
     choice = choose_level(federation, announcement, member, own.window, known, expected)
     order = make_order(federation, announcement.round, member, own.consumed, choice.level)
@@ -192,8 +172,8 @@ def choose_level(
 def make_order(federation: Federation, number: int, member: Member, consumed: int, level: int) -> Order:
     """The order of a device for a round; `consumed` is its place in its data."""
     task, seed, device = federation.task, federation.seeds.training, member.device.index
-    batches, batch = member.profile.batches, federation.training.batch
-    extraction, ladder = federation.method.extraction, federation.ladder
+    batches, batch = member.profile.batches, federation.settings.training.batch
+    extraction, ladder = federation.method.extraction, federation.settings.ladder
     plan = extraction.plan(task.axes, ladder.width(level), number, device, seed)
     unit = extraction.plan(task.axes, ladder.width(ladder.levels), number, device, seed)
     owned, samples = member.share.owned, len(member.share.indices)
@@ -202,12 +182,12 @@ def make_order(federation: Federation, number: int, member: Member, consumed: in
         device=device,
         level=level,
         width=ladder.width(level),
-        lr=federation.training.rate(number, federation.rounds),
+        lr=federation.settings.training.rate(number, federation.settings.rounds),
         contribution=contribution_of(federation, plan, owned, samples),
         batches=draw_batches(member.share, consumed, batches, batch, device, seed),
         augment_draws=_augment_draws(task, batches, batch, device, number, seed),
         noise_seed=int(stream(seed, "noise", device, number).integers(2**31)),
-        labels=owned if federation.training.masked_logits else None,
+        labels=owned if federation.settings.training.masked_logits else None,
         fisher_steps=steps,
         fisher_draws=draws,
         unit_plan=unit,
@@ -218,8 +198,8 @@ def contribution_of(federation: Federation, plan: Plan, owned: tuple[int, ...], 
     """How the slice of a device with these labels and so many examples counts in the average."""
     return Contribution(
         plan=plan,
-        owned=owned if federation.aggregation.label_ownership else None,
-        weight=float(samples) if federation.aggregation.weighting == "samples" else 1.0,
+        owned=owned if federation.settings.aggregation.label_ownership else None,
+        weight=float(samples) if federation.settings.aggregation.weighting == "samples" else 1.0,
     )
 
 
@@ -248,11 +228,11 @@ def _fisher_draws(federation: Federation, number: int, member: Member) -> tuple[
     The mini-batches are drawn too, the same for all devices that train on as many, so that measuring fewer of them
     changes the expected mean in nothing.
     """
-    predictions = (federation.training.batch, *federation.task.train.targets.shape[1:])
+    predictions = (federation.settings.training.batch, *federation.task.train.targets.shape[1:])
     if not federation.method.policy.needs_fisher:
         return (), np.empty((0, *predictions), dtype=np.float32)
     seed, batches = federation.seeds.training, member.profile.batches
-    measured = min(federation.fisher.batches, batches)
+    measured = min(federation.settings.fisher.batches, batches)
     steps = np.sort(stream(seed, "fisher steps", number).permutation(batches)[:measured])
     draws = stream(seed, "fisher labels", member.device.index, number)
     return tuple(int(s) for s in steps), draws.random((measured, *predictions), dtype=np.float32)
@@ -311,7 +291,9 @@ def average_round(
 def _true_delay(federation: Federation, state: State, assignment: Assignment) -> Delay:
     member = assignment.member
     work = member.works[assignment.choice.level - 1]
-    return true_delay(federation.latency, federation.sky, member.device, work, assignment.conditions, state.clock_s)
+    return true_delay(
+        federation.settings.latency, federation.sky, member.device, work, assignment.conditions, state.clock_s
+    )
 
 
 def _report(federation: Federation, assignment: Assignment, delay: Delay, outcome: Outcome) -> DeviceReport:
@@ -346,5 +328,7 @@ def _learnt(
     window = own.window
     if outcome.fisher is not None:
         window = push(window, outcome.fisher, federation.method.policy.window)
-    knowledge = measure(federation.latency, own.knowledge, assignment.member.device, work, assignment.conditions, delay)
+    knowledge = measure(
+        federation.settings.latency, own.knowledge, assignment.member.device, work, assignment.conditions, delay
+    )
     return DeviceState(window, knowledge, own.consumed + assignment.order.batches.size)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import isfinite
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from whalefl.errors import Diverged, require, require_finite_number
+from whalefl.errors import Diverged, require
 from whalefl.federation.engine import Engine, PlainEngine, train_all
-from whalefl.federation.evaluation import EvaluationSettings, calibration_indices
+from whalefl.federation.evaluation import calibration_indices
 from whalefl.federation.methods import Method
 from whalefl.federation.rounds import (
-    Aggregation,
     DeviceState,
     Federation,
     Member,
@@ -23,49 +22,19 @@ from whalefl.federation.rounds import (
     close_round,
     open_round,
 )
-from whalefl.federation.training import Training
+from whalefl.federation.settings import Settings
 from whalefl.fleet.devices import Device, Fleet
-from whalefl.fleet.latency import LatencySettings, Workload
+from whalefl.fleet.latency import Workload
 from whalefl.fleet.weather import Sky, Weather
 from whalefl.rng import Seeds
-from whalefl.scheduling.fisher import FisherSettings
 from whalefl.subnet.coverage import never_trained
 from whalefl.tasks.costs import LevelCost, level_costs
-from whalefl.tasks.partition import Partition, Share, split
+from whalefl.tasks.partition import Share, split
 from whalefl.tasks.task import Task
 from whalefl.tasks.validation import with_validation
-from whalefl.values import Ladder, Profile, RoundRecord
+from whalefl.values import Profile, RoundRecord
 
 _BITS = 32  # fp32 weights on the air
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a federation runs, whatever its task, method and fleet.
-
-    A run ends after `rounds` rounds, or with the first round that ends after `horizon_s` virtual seconds. A round
-    closes when the share `wait_for` of its devices has finished; the slower ones do not count in it.
-    """
-
-    rounds: int = 100
-    horizon_s: float | None = None
-    clients_per_round: int | None = None
-    wait_for: float = 1.0
-    ladder: Ladder = field(default_factory=Ladder)
-    partition: Partition = field(default_factory=Partition)
-    training: Training = field(default_factory=Training)
-    fisher: FisherSettings = field(default_factory=FisherSettings)
-    latency: LatencySettings = field(default_factory=LatencySettings)
-    aggregation: Aggregation = field(default_factory=Aggregation)
-    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
-
-    def __post_init__(self) -> None:
-        require(self.rounds >= 1, "rounds", self.rounds, "at least 1")
-        if self.horizon_s is not None:
-            require_finite_number("horizon_s", self.horizon_s, above=0)
-        if self.clients_per_round is not None:
-            require(self.clients_per_round >= 1, "clients_per_round", self.clients_per_round, "at least 1")
-        require(0 < self.wait_for <= 1, "wait_for", self.wait_for, "above 0 and at most 1")
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,12 +60,12 @@ def simulate(
         on = settings.evaluation.on
         require(on == "test", "evaluation.on", on, "'test' where an engine is given")
     federation = assemble(task, method, fleet or Fleet(), weather or Weather(), settings, seeds)
-    return rounds_of(federation, settings, engine or PlainEngine(federation.task, settings.training))
+    return rounds_of(federation, engine or PlainEngine(federation.task, settings.training))
 
 
-def rounds_of(federation: Federation, settings: Settings, engine: Engine) -> Iterator[Round]:
+def rounds_of(federation: Federation, engine: Engine) -> Iterator[Round]:
     """Train an assembled federation; yields every round as it ends."""
-    for _, finished_round in rounds_together([(federation, settings)], engine):
+    for _, finished_round in rounds_together([federation], engine):
         if isinstance(finished_round, Diverged):
             raise finished_round
         yield finished_round
@@ -107,27 +76,24 @@ class Course:
     """A federation on its way."""
 
     federation: Federation
-    settings: Settings
     calibration: NDArray[np.int64]
     state: State
 
 
-def rounds_together(
-    runs: Sequence[tuple[Federation, Settings]], engine: Engine
-) -> Iterator[tuple[int, Round | Diverged]]:
+def rounds_together(federations: Sequence[Federation], engine: Engine) -> Iterator[tuple[int, Round | Diverged]]:
     """Train several federations, whose engine is one, round by round; yields whose round ended and the round.
 
     They share nothing but the engine's time. One that diverges ends, and the others go on.
     """
     courses = {
-        number: Course(federation, settings, federation_calibration(federation, settings), first_state(federation))
-        for number, (federation, settings) in enumerate(runs)
+        number: Course(federation, federation_calibration(federation), first_state(federation))
+        for number, federation in enumerate(federations)
     }
     while courses:
         for number, record in _next_rounds(courses, engine).items():
             course = courses[number]
             ended = record if isinstance(record, Diverged) else _evaluated(course, record, engine)
-            if isinstance(ended, Diverged) or over(course.settings, course.state):
+            if isinstance(ended, Diverged) or over(course.federation.settings, course.state):
                 del courses[number]
             yield number, ended if isinstance(ended, Diverged) else Round(ended, course.state)
 
@@ -147,8 +113,8 @@ def _next_rounds(courses: Mapping[int, Course], engine: Engine) -> dict[int, Rou
 
 def _evaluated(course: Course, record: RoundRecord, engine: Engine) -> RoundRecord | Diverged:
     """A round's record with the model's score, where it is its turn."""
-    state = course.state
-    if state.round % course.settings.evaluation.every != 0 and not over(course.settings, state):
+    state, settings = course.state, course.federation.settings
+    if state.round % settings.evaluation.every != 0 and not over(settings, state):
         return record
     score = engine.evaluate(state.weights, course.calibration)
     if not isfinite(score.loss):
@@ -156,10 +122,10 @@ def _evaluated(course: Course, record: RoundRecord, engine: Engine) -> RoundReco
     return replace(record, accuracy=score.accuracy, loss=score.loss, metrics=score.more)
 
 
-def federation_calibration(federation: Federation, settings: Settings) -> NDArray[np.int64]:
+def federation_calibration(federation: Federation) -> NDArray[np.int64]:
     """The samples over which batch-norm statistics are taken."""
     shares = [member.share for member in federation.members]
-    return calibration_indices(settings.evaluation, shares, federation.seeds.training)
+    return calibration_indices(federation.settings.evaluation, shares, federation.seeds.training)
 
 
 def over(settings: Settings, state: State) -> bool:
@@ -209,21 +175,7 @@ def enrol(
         Member(device, _profile(device, number), share, works[number])
         for device, share, number in zip(devices, shares, batches, strict=True)
     )
-    return Federation(
-        task=task,
-        method=method,
-        ladder=settings.ladder,
-        members=members,
-        sky=Sky.over(weather, seeds.weather, devices),
-        training=settings.training,
-        fisher=settings.fisher,
-        latency=settings.latency,
-        aggregation=settings.aggregation,
-        seeds=seeds,
-        rounds=settings.rounds,
-        clients_per_round=settings.clients_per_round,
-        wait_for=settings.wait_for,
-    )
+    return Federation(task, method, settings, members, Sky.over(weather, seeds.weather, devices), seeds)
 
 
 def _works(costs: tuple[LevelCost, ...], settings: Settings, batches: int, measured: bool) -> tuple[Workload, ...]:

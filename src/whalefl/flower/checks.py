@@ -55,7 +55,7 @@ def check_trained(federation: Federation, reply: Trained, round: int, level: int
 
 
 def check_wish(federation: Federation, wish: Wish) -> None:
-    levels = federation.ladder.levels
+    levels = federation.settings.ladder.levels
     if not 1 <= wish.level <= levels:
         raise Refused(f"a wish for level {wish.level}; it must be between 1 and {levels}")
     if not 0 < wish.unit_s < _LONGEST_S:
@@ -95,7 +95,7 @@ def check_judged(federation: Federation, terms: Terms, reply: Judged, device: in
 
 
 def check_owned(federation: Federation, owned: tuple[int, ...] | None) -> None:
-    if not federation.aggregation.label_ownership:
+    if not federation.settings.aggregation.label_ownership:
         return
     if not owned or list(owned) != sorted(set(owned)) or owned[0] < 0 or owned[-1] >= federation.task.classes:
         raise Refused(f"owned labels that are not a rising list from 0 to {federation.task.classes - 1}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from whalefl import __version__
 from whalefl.config import to_toml
 from whalefl.errors import WhaleflError
-from whalefl.execution import write_levels, write_model
+from whalefl.execution import write_model, write_served
 from whalefl.federation.evaluation import Score
 from whalefl.federation.rounds import Federation, State, average_round, ranked
 from whalefl.federation.simulation import first_state, over
@@ -109,7 +109,7 @@ class Coordinator:
                 self._round()
             write_model(self.folder, self.state.weights)
             if self.terms.evaluation == "server":
-                write_levels(self.folder, self.federation, self.settings, self.state.weights)
+                write_served(self.folder, self.federation, self.state.weights)
             status = "finished"
         finally:
             self.folder.finish(status)
@@ -225,7 +225,7 @@ class Coordinator:
         ready = {node.id for node in self.transport.nodes()} - self.post.busy
         there = {peer.device: peer for peer in self.peers.values() if peer.node in ready}
         wanted = [member.device.index for member in ranked(self.federation, number)]
-        return [there[device] for device in wanted if device in there][: self.federation.clients_per_round]
+        return [there[device] for device in wanted if device in there][: self.federation.settings.clients_per_round]
 
     def _searched_by(self) -> Whale | None:
         """The policy whose threshold is found by the devices' bits, if it is one of those."""
@@ -344,6 +344,6 @@ class Coordinator:
 
     def _score(self, round: int) -> Score | None:
         if self.terms.evaluation == "server":
-            return score_on_server(self.federation, self.settings, self.state)
+            return score_on_server(self.federation, self.state)
         ready = self._available(round)
         return score_on_devices(self.federation, self.terms, self.state, ready, self.post)

@@ -25,7 +25,7 @@ class Peer:
 
 def plan_of(federation: Federation, device: int, round: int, level: int) -> Plan:
     """The plan that server and device both work out for themselves."""
-    extraction, width = federation.method.extraction, federation.ladder.width(level)
+    extraction, width = federation.method.extraction, federation.settings.ladder.width(level)
     return extraction.plan(federation.task.axes, width, round, device, federation.seeds.training)
 
 
@@ -66,6 +66,6 @@ def report_of(
 
 def first_report(federation: Federation, peer: Peer) -> DeviceReport:
     """What is known of a device before its first round: how long it expects the smallest slice to take."""
-    smallest = federation.ladder.levels
+    smallest = federation.settings.ladder.levels
     nothing = Trained(0, smallest, 0.0, 0.0, peer.wish)
     return report_of(federation, peer, nothing, 0.0, 0, 0)

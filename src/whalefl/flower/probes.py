@@ -56,7 +56,7 @@ def load_slowdown(threads: int, seconds: float = 0.2) -> float:
 def measured_curve(federation: Federation, member: Member, steps: int = 2) -> Curve:
     """Seconds per sample at every level, from a few mini-batches each on weights that nobody uses."""
     points = {}
-    for level in federation.ladder:
+    for level in federation.settings.ladder:
         order = make_order(federation, 1, member, 0, level)
         few = replace(
             order,
@@ -65,9 +65,9 @@ def measured_curve(federation: Federation, member: Member, steps: int = 2) -> Cu
             fisher_steps=(),
         )
         model = resident(federation.task.build(Shape.of(order.plan, order.width)), torch.device("cpu")).train()
-        train_slice(federation.task, model, federation.training, replace(few, batches=few.batches[:1]))
+        train_slice(federation.task, model, federation.settings.training, replace(few, batches=few.batches[:1]))
         start = time.perf_counter()
-        train_slice(federation.task, model, federation.training, few)
+        train_slice(federation.task, model, federation.settings.training, few)
         points[member.works[level - 1].flops] = (time.perf_counter() - start) / few.batches.size
     return rising(sorted(points.items()))
 

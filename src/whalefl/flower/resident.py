@@ -88,7 +88,7 @@ class Resident:
         rate = probes.link_mbps(transfers, received.message, received.size, 0)
         if rate is not None and self.memory.nominal_mbps is None:
             self._remember(nominal_mbps=rate)
-        share, owners = self.member.share, self.federation.aggregation.label_ownership
+        share, owners = self.member.share, self.federation.settings.aggregation.label_ownership
         return Welcome(
             identity=self.identity,
             device=self.member.device.index,
@@ -101,7 +101,8 @@ class Resident:
         """The device half of the policy, on what the device measured itself."""
         known = self._conditions()
         expected = [
-            expected_delay(self.federation.latency, self.member.device, work, known) for work in self.member.works
+            expected_delay(self.federation.settings.latency, self.member.device, work, known)
+            for work in self.member.works
         ]
         window = self.memory.after.window
         choice = choose_level(self.federation, ask.announcement, self.member, window, known, expected)
@@ -139,7 +140,7 @@ class Resident:
         model = self._model(Shape.of(order.plan, order.width))
         loaded(model, piece)
         start = time.perf_counter()
-        outcome = train_slice(self.federation.task, model, self.federation.training, order)
+        outcome = train_slice(self.federation.task, model, self.federation.settings.training, order)
         computing_s = time.perf_counter() - start
         window = own.window
         if outcome.fisher is not None:
@@ -165,7 +166,7 @@ class Resident:
         nominal = self.memory.nominal_mbps
         quality = knowledge.quality if rate is None or nominal is None else rate / nominal
         idle_s = self.member.device.computing_s(work.flops, work.samples)
-        return knowledge.learn(self.federation.latency, quality, unloaded_s / idle_s)
+        return knowledge.learn(self.federation.settings.latency, quality, unloaded_s / idle_s)
 
     def _model(self, shape: Shape) -> nn.Module:
         key = (*shape.sizes.values(), shape.ratio)

@@ -10,7 +10,7 @@ from torch import Tensor
 from whalefl.federation.engine import whole_model
 from whalefl.federation.evaluation import Moments, Score, batch_norms, evaluate
 from whalefl.federation.rounds import Federation, State
-from whalefl.federation.simulation import Settings, federation_calibration
+from whalefl.federation.simulation import federation_calibration
 from whalefl.flower.blocks import from_block, most_block_bytes, to_block
 from whalefl.flower.checks import check_judged
 from whalefl.flower.messages import Gather, Gathered, Judge, Judged, from_json, to_json
@@ -24,10 +24,10 @@ _MOST = 10**12
 _LARGEST = 1e30  # of a mean or a mean square
 
 
-def score_on_server(federation: Federation, settings: Settings, state: State) -> Score:
+def score_on_server(federation: Federation, state: State) -> Score:
     """As the simulator does it: statistics over samples of every share, then the whole test set."""
     task = federation.task
-    return evaluate(task, whole_model(task), state.weights, federation_calibration(federation, settings))
+    return evaluate(task, whole_model(task), state.weights, federation_calibration(federation))
 
 
 def score_on_devices(

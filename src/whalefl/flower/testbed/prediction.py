@@ -51,7 +51,7 @@ def gauges_from(federation: Federation, curves: Sequence[Curve], records: Sequen
                 if report["device"] != device.index:
                     continue
                 work, true = member.works[report["level"] - 1], federation.sky.conditions(device, start_s)
-                expected = true_delay(federation.latency, federation.sky, device, work, true, start_s)
+                expected = true_delay(federation.settings.latency, federation.sky, device, work, true, start_s)
                 computing_s = report["true"]["computing_s"]
                 factors.append(computing_s / expected.computing_s)
                 overheads.append(report["true"]["transmission_s"] - expected.transmission_s)
@@ -72,7 +72,7 @@ def _predicted(federation: Federation, record: Record) -> float:
         member = federation.members[report["device"]]
         work = member.works[report["level"] - 1]
         true = federation.sky.conditions(member.device, start_s)
-        delay = true_delay(federation.latency, federation.sky, member.device, work, true, start_s)
+        delay = true_delay(federation.settings.latency, federation.sky, member.device, work, true, start_s)
         longest = max(longest, delay.total_s + member.device.overhead_s)
     return longest
 
@@ -103,7 +103,7 @@ def simulated_time_to_target(experiment: Experiment, target: float) -> float | N
     """The same, of the whole experiment in the simulator."""
     federation = prepared(experiment)
     with closing(make_engine(experiment, federation.task)) as engine:
-        for finished in rounds_of(federation, experiment, engine):
+        for finished in rounds_of(federation, engine):
             if finished.record.accuracy is not None and finished.record.accuracy >= target:
                 return finished.record.time_s
     return None
