@@ -141,7 +141,7 @@ def test_a_new_run_leaves_config_meta_and_an_empty_list_of_rounds(tmp_path: Path
     assert files(folder.path) == {CONFIG, RUN, METRICS}
     assert (folder.path / CONFIG).read_text() == 'task = "digits"\n'
     meta = folder.meta()
-    assert (meta["version"], meta["command"], meta["status"]) == ("1.2.3", "whalefl run digits", "running")
+    assert (meta["version"], meta["command"], meta["status"]) == ("1.2.3", "whalefl run digits", "waiting")
     assert meta["schema"] == 1
     assert list(folder.records()) == []
 
@@ -251,7 +251,7 @@ def test_finishing_changes_the_status_and_nothing_else(tmp_path: Path) -> None:
     folder = new_folder(tmp_path / "run")
     before = folder.meta()
     folder.append(record(1))
-    folder.finish("interrupted")
+    folder.mark("interrupted")
     assert folder.meta() == {**before, "status": "interrupted"}
     assert files(folder.path) == {CONFIG, RUN, METRICS}
     assert len(list(folder.records())) == 1

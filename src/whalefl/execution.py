@@ -5,9 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 from multiprocessing.process import BaseProcess
@@ -23,14 +24,37 @@ from torch import Tensor
 from whalefl import __version__
 from whalefl.config import Experiment, to_toml
 from whalefl.errors import Diverged, WhaleflError
+from whalefl.federation.checkpoint import load_state, save_state
 from whalefl.federation.engine import Engine, PlainEngine, use_precision
 from whalefl.federation.ownership import ownership
-from whalefl.federation.rounds import Federation
+from whalefl.federation.rounds import Federation, State
 from whalefl.federation.serving import serve_levels
-from whalefl.federation.simulation import assemble, federation_calibration, over, rounds_together, use_one_thread
+from whalefl.federation.simulation import (
+    assemble,
+    federation_calibration,
+    first_state,
+    over,
+    rounds_together,
+    use_one_thread,
+)
 from whalefl.federation.workers import WorkersEngine, can_fork, cores
 from whalefl.leash import die_with_parent
-from whalefl.runs import DIVERGED, FINISHED, LEVELS, MODEL, OWNERSHIP, STATISTICS, RunFolder, write_atomic, write_json
+from whalefl.lock import only_one
+from whalefl.runs import (
+    CHECKPOINT,
+    CONFIG,
+    DIVERGED,
+    FINISHED,
+    LEVELS,
+    MODEL,
+    OWNERSHIP,
+    RUN,
+    RUNNING,
+    STATISTICS,
+    RunFolder,
+    write_atomic,
+    write_json,
+)
 from whalefl.subnet.slicing import Weights
 from whalefl.tasks.catalogue import load_task
 from whalefl.tasks.task import Task
@@ -39,6 +63,8 @@ from whalefl.values import RoundRecord
 Reports = SimpleQueue[tuple[str, RoundRecord]]
 
 _LAST_WORDS_S = 5.0
+_PATIENCE_S = 2.0  # with another process in a run's folder
+_PUT_DOWN_S = 30.0  # so much is lost at most of a run that is killed
 _PAUSE_S = 0.05
 
 Listener = Callable[[str, RoundRecord], None]
@@ -87,40 +113,108 @@ def execute(job: Job, listener: Listener) -> RunFolder:
     return RunFolder(job.folder)
 
 
+@dataclass(eq=False)
+class Underway:
+    """A run on its way: its state after the last round that ended, and when that was last put down, and after which
+    round."""
+
+    folder: RunFolder
+    federation: Federation
+    state: State
+    saved_s: float
+    saved_round: int
+
+    @classmethod
+    def begin(cls, folder: RunFolder, federation: Federation) -> Underway:
+        """From its checkpoint, or from the first round."""
+        path = folder.path / CHECKPOINT
+        state = load_state(path, federation) if path.exists() else first_state(federation)
+        folder.keep_rounds(state.round)
+        folder.mark(RUNNING)
+        return cls(folder, federation, state, time.monotonic(), state.round)
+
+    @property
+    def over(self) -> bool:
+        return over(self.federation.settings, self.state)
+
+    def put_down(self) -> None:
+        """Keep what it takes to go on from here."""
+        if self.state.round > self.saved_round:
+            save_state(self.folder.path / CHECKPOINT, self.state)
+        self.saved_s, self.saved_round = time.monotonic(), self.state.round
+
+    def end(self, diverged: Diverged | None = None) -> None:
+        """Leave what is left of a run that has ended."""
+        if diverged is None:
+            write_model(self.folder, self.state.weights)
+            write_served(self.folder, self.federation, self.state.weights)
+            self.folder.mark(FINISHED)
+        else:
+            self.folder.mark(DIVERGED, str(diverged))
+        (self.folder.path / CHECKPOINT).unlink(missing_ok=True)
+
+
 def execute_together(jobs: Sequence[Job], listener: Listener) -> Iterator[tuple[int, Diverged | None]]:
     """Run experiments that train alike on one engine, round by round, each into its folder.
 
-    Yields the number of each when it has ended, and how it diverged if it did, which does not touch the others.
+    Yields the number of each when it has ended, and how it diverged if it did, which does not touch the others. A run
+    that was interrupted goes on from its checkpoint.
     """
     use_one_thread()
     federations = [prepared(job.experiment) for job in jobs]
-    unfinished: dict[int, RunFolder] = {}
-    status = "failed"
-    with closing(_engine_of(jobs[0].experiment, federations[0].task)) as engine:
+    engine = _engine_of(jobs[0].experiment, federations[0].task)
+    with closing(engine), ExitStack() as held:
+        folders = [folder_of(job, federation) for job, federation in zip(jobs, federations, strict=True)]
+        for folder in folders:
+            held.enter_context(only_one(folder.path, _PATIENCE_S))
+        unfinished = {n: Underway.begin(*pair) for n, pair in enumerate(zip(folders, federations, strict=True))}
+        status = "failed"
         try:
-            for number, (job, federation) in enumerate(zip(jobs, federations, strict=True)):
-                config, notes = to_toml(job.experiment), federation.task.notes
-                unfinished[number] = RunFolder.create(job.folder, config, job.command, __version__, notes)
-                write_json(unfinished[number].path / OWNERSHIP, ownership(federation))
-            for number, finished in rounds_together(federations, engine):
-                if isinstance(finished, Diverged):
-                    unfinished.pop(number).finish(DIVERGED, str(finished))
-                    yield number, finished
-                    continue
-                folder = unfinished[number]
-                folder.append(finished.record)
-                listener(jobs[number].name, finished.record)
-                if over(jobs[number].experiment, finished.state):
-                    write_model(folder, finished.state.weights)
-                    write_served(folder, federations[number], finished.state.weights)
-                    unfinished.pop(number).finish(FINISHED)
-                    yield number, None
+            for number, diverged in _rounds(unfinished, [job.name for job in jobs], engine, listener):
+                unfinished.pop(number).end(diverged)
+                yield number, diverged
         except KeyboardInterrupt:
             status = "interrupted"
             raise
         finally:
-            for folder in unfinished.values():
-                folder.finish(status)
+            for run in unfinished.values():
+                run.put_down()
+                run.folder.mark(status)
+
+
+def _rounds(
+    unfinished: Mapping[int, Underway], names: Sequence[str], engine: Engine, listener: Listener
+) -> Iterator[tuple[int, Diverged | None]]:
+    """All rounds of some runs; yields each run that has come to its end, and how it diverged if it did."""
+    runs = dict(unfinished)
+    yield from ((number, None) for number, run in runs.items() if run.over)
+    going = [number for number, run in runs.items() if not run.over]
+    federations, states = [runs[number].federation for number in going], [runs[number].state for number in going]
+    for place, finished in rounds_together(federations, engine, states):
+        number = going[place]
+        if isinstance(finished, Diverged):
+            yield number, finished
+            continue
+        run = runs[number]
+        run.folder.append(finished.record)
+        run.state = finished.state
+        listener(names[number], finished.record)
+        if run.over:
+            yield number, None
+        elif time.monotonic() - run.saved_s > _PUT_DOWN_S:
+            run.put_down()
+
+
+def folder_of(job: Job, federation: Federation) -> RunFolder:
+    """A run's folder: the one that was made for it, if it has not ended there, or a new one."""
+    folder, config = RunFolder(job.folder), to_toml(job.experiment)
+    if (job.folder / RUN).exists() and not folder.ended:
+        if (job.folder / CONFIG).read_text(encoding="utf8") != config:
+            raise WhaleflError(f"out is {str(job.folder)!r}, which holds another run; name a new folder")
+        return folder
+    folder = RunFolder.create(job.folder, config, job.command, __version__, federation.task.notes)
+    write_json(folder.path / OWNERSHIP, ownership(federation))
+    return folder
 
 
 def write_model(folder: RunFolder, weights: Weights) -> None:
@@ -189,11 +283,20 @@ def training_key(experiment: Experiment) -> object:
     )
 
 
+def make_folders(jobs: Sequence[Job]) -> None:
+    """The folders of some runs; but if anything is wrong with any of these, that is said and there are none."""
+    federations = {job.folder: prepared(job.experiment) for job in jobs}
+    if len(federations) < len(jobs):
+        raise WhaleflError("two of the runs would have the same folder; their values must differ in letters or digits")
+    for job in jobs:
+        folder_of(job, federations[job.folder])
+
+
 def execute_all(jobs: Sequence[Job], workers: int, listener: Listener, together: int = 1) -> list[RunFolder]:
     """Run several experiments, in `workers` processes, each `together` at a time; every run is as if it ran alone (on a
     GPU up to rounding, and to dropout). One that diverges says so in its folder, and the others go on."""
-    for job in jobs:
-        prepared(job.experiment)
+    if not jobs:
+        return []
     most = min(together, ceil(len(jobs) / workers))  # no process is to be idle
     batches = in_batches(jobs, lambda job: training_key(job.experiment), most)
     upcoming = iter(batches)

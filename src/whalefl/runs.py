@@ -7,6 +7,7 @@ metrics.jsonl       one RoundRecord a line, appended as rounds end
 model.safetensors   the final global model
 levels.json         that model at each of its sizes: parameters and scores
 statistics.safetensors   the batch-norm statistics of each size, so that it can be used without data
+checkpoint.safetensors   where a run that has not ended can go on
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from whalefl.values import RoundRecord
 
 SCHEMA = 1
 CONFIG, RUN, METRICS, MODEL = "config.toml", "run.json", "metrics.jsonl", "model.safetensors"
-FINISHED, DIVERGED = "finished", "diverged"
+CHECKPOINT, COMPARISON = "checkpoint.safetensors", "comparison.json"
+WAITING, RUNNING, FINISHED, DIVERGED = "waiting", "running", "finished", "diverged"
 OWNERSHIP, LEVELS, STATISTICS = "ownership.json", "levels.json", "statistics.safetensors"
 
 
@@ -43,6 +45,10 @@ def write_atomic(path: Path, content: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf8"))
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -63,7 +69,7 @@ class RunFolder:
         write_atomic(path / CONFIG, config_toml.encode())
         write_json(
             path / RUN,
-            {"schema": SCHEMA, "version": version, "command": command, "status": "running", "notes": list(notes)},
+            {"schema": SCHEMA, "version": version, "command": command, "status": WAITING, "notes": list(notes)},
         )
         (path / METRICS).touch()
         return folder
@@ -73,12 +79,23 @@ class RunFolder:
         with (self.path / METRICS).open("a", encoding="utf8") as file:
             file.write(line + "\n")
 
-    def finish(self, status: str, reason: str | None = None) -> None:
-        """Note how the run ended, and why if not as it should."""
+    @property
+    def ended(self) -> bool:
+        """Whether the run has come to its end; it may have diverged there."""
+        return self.meta()["status"] in (FINISHED, DIVERGED)
+
+    def keep_rounds(self, last: int) -> None:
+        """Forget the records of rounds after this one, and of one that is only half there."""
+        with (self.path / METRICS).open(encoding="utf8") as file:
+            kept = [line for line in file if line.endswith("\n") and json.loads(line)["round"] <= last]
+        write_atomic(self.path / METRICS, "".join(kept).encode())
+
+    def mark(self, status: str, reason: str | None = None) -> None:
+        """Note how the run stands, and why if it did not end as it should."""
         write_json(self.path / RUN, {**self.meta(), "status": status} | ({} if reason is None else {"reason": reason}))
 
     def meta(self) -> dict[str, Any]:
-        meta: dict[str, Any] = json.loads((self.path / RUN).read_text(encoding="utf8"))
+        meta: dict[str, Any] = read_json(self.path / RUN)
         return meta
 
     def records(self) -> Iterator[dict[str, Any]]:

@@ -93,6 +93,26 @@ def compare(
 
 
 @app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run or of a comparison that was interrupted.")],
+    jobs: Annotated[int | None, typer.Option(help="Runs side by side; one for each core if left out.")] = None,
+    together: Annotated[int, typer.Option(help="Runs that train alike and share a process, for a GPU.")] = 1,
+) -> None:
+    """Go on with what was interrupted, from the last round that was put down."""
+    from whalefl.cli.resume import resume as go_on
+
+    go_on(folder, jobs, together)
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="The folder of a run or of a comparison.")]) -> None:
+    """Write and show the report on a run or a comparison, however far it is."""
+    from whalefl.cli.resume import report as show
+
+    show(folder)
+
+
+@app.command()
 def bench(
     scenario: Annotated[
         str | None, typer.Option(help="Rounds to measure, e.g. mixed,full,narrow; all of them if left out.")

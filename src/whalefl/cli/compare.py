@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
-from rich.console import Console
-
+from whalefl.cli.comparison import Comparison
 from whalefl.cli.options import (
     experiment_of,
     numbers,
@@ -20,14 +18,10 @@ from whalefl.cli.options import (
     words,
 )
 from whalefl.cli.progress import progress_of
-from whalefl.cli.tables import print_table
 from whalefl.config import Experiment, Values
 from whalefl.errors import WhaleflError, require
-from whalefl.execution import Job, execute_all
-from whalefl.report.comparison import Row
-from whalefl.report.page import diverged, write_report
-from whalefl.report.table import HEADER, cells, notes
-from whalefl.runs import CONFIG, RunFolder, vacant_folder
+from whalefl.execution import Job, execute_all, make_folders
+from whalefl.runs import CONFIG, vacant_folder
 
 
 def compare_methods(
@@ -59,22 +53,12 @@ def compare_methods(
     command = repeating_command()
     with vacant_folder(out, Path("runs") / f"compare-{first.task.partition(':')[0]}") as folder:
         work = {key: _job(folder, *key, experiment) for key, experiment in variants.items()}
+        comparison = Comparison(folder, command, {key: job.folder.name for key, job in work.items()})
+        make_folders(list(work.values()))
+        comparison.write()
         with progress_of({job.name: job.experiment for job in work.values()}) as listener:
             execute_all(list(work.values()), jobs or os.cpu_count() or 1, listener, together)
-        runs = _labelled(work)
-        rows = write_report(folder, runs, first.target, command)
-    _show(rows, first.target)
-    for (label, seed), reason in diverged(runs).items():
-        print(f"left out        {label}, seed {seed}: {reason}")
-    print(f"report          {folder / 'report.md'}")
-    print(f"repeat with     {command}")
-
-
-def _labelled(work: Mapping[tuple[str, int], Job]) -> dict[str, dict[int, RunFolder]]:
-    runs: dict[str, dict[int, RunFolder]] = {}
-    for (label, seed), job in work.items():
-        runs.setdefault(label, {})[seed] = RunFolder(job.folder)
-    return runs
+        comparison.show()
 
 
 def _points(sweep: Sequence[str]) -> list[tuple[str, ...]]:
@@ -94,8 +78,3 @@ def _job(folder: Path, label: str, seed: int, experiment: Experiment) -> Job:
     place = "".join(c if c.isalnum() or c in ".+=-" else "-" for c in f"{label}-seed{seed}")
     command = shlex.join(["whalefl", "run", "--config", str(folder / place / CONFIG)])
     return Job(f"{label} seed {seed}", experiment, folder / place, command)
-
-
-def _show(rows: Sequence[Row], target: float | None) -> None:
-    print_table([name.replace(" ", "\n") for name in HEADER], cells(rows))
-    print(textwrap.fill(notes(target, rows[0].label), Console().width))

@@ -80,14 +80,18 @@ class Course:
     state: State
 
 
-def rounds_together(federations: Sequence[Federation], engine: Engine) -> Iterator[tuple[int, Round | Diverged]]:
+def rounds_together(
+    federations: Sequence[Federation], engine: Engine, states: Sequence[State] | None = None
+) -> Iterator[tuple[int, Round | Diverged]]:
     """Train several federations, whose engine is one, round by round; yields whose round ended and the round.
 
-    They share nothing but the engine's time. One that diverges ends, and the others go on.
+    They share nothing but the engine's time, and begin in their first states, or go on from other ones. One that
+    diverges ends, and the others go on.
     """
+    states = states or [first_state(federation) for federation in federations]
     courses = {
-        number: Course(federation, federation_calibration(federation), first_state(federation))
-        for number, federation in enumerate(federations)
+        number: Course(federation, federation_calibration(federation), state)
+        for number, (federation, state) in enumerate(zip(federations, states, strict=True))
     }
     while courses:
         for number, record in _next_rounds(courses, engine).items():

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
-from safetensors.torch import load, save
 
 from whalefl.errors import WhaleflError
+from whalefl.federation.checkpoint import read_tensors, tensors_of, with_tensors, write_tensors
 from whalefl.federation.rounds import Federation, State
 from whalefl.federation.simulation import first_state
 from whalefl.flower.calibration import Calibration
-from whalefl.runs import METRICS, write_atomic
+from whalefl.runs import CHECKPOINT, RunFolder
 from whalefl.scheduling.policies import Announcement, ServerMemory
 from whalefl.values import DeviceReport, RoundRecord
-
-CHECKPOINT = "checkpoint.safetensors"
-_HEAD = "whalefl"
 
 
 @dataclass(frozen=True)
@@ -42,9 +37,7 @@ class Ledger:
 
 
 def save_checkpoint(folder: Path, state: State, ledger: Ledger) -> None:
-    tensors = {f"weights/{name}": tensor.contiguous() for name, tensor in state.weights.items()}
-    tensors |= {f"trained/{name}": tensor.contiguous() for name, tensor in state.last_trained.items()}
-    write_atomic(folder / CHECKPOINT, save(tensors, {_HEAD: json.dumps(asdict(ledger))}))
+    write_tensors(folder / CHECKPOINT, tensors_of(state), asdict(ledger))
 
 
 def load_checkpoint(folder: Path, federation: Federation, terms: str) -> tuple[State, Ledger] | None:
@@ -52,38 +45,22 @@ def load_checkpoint(folder: Path, federation: Federation, terms: str) -> tuple[S
     path = folder / CHECKPOINT
     if not path.exists():
         return None
-    content = path.read_bytes()
-    length = int.from_bytes(content[:8], "little")
-    head = json.loads(content[8 : 8 + length])["__metadata__"][_HEAD]
+    tensors, head = read_tensors(path)
     ledger = TypeAdapter(Ledger).validate_json(head)
     if ledger.terms != terms:
         raise WhaleflError(
             f"{path} belongs to another federation.toml (mark {ledger.terms}, here {terms}); "
             "it must be the same, or the folder a new one"
         )
-    tensors, first = load(content), first_state(federation)
-    state = State(
-        round=ledger.round,
-        clock_s=ledger.clock_s,
-        weights={name: tensors[f"weights/{name}"] for name in first.weights},
-        devices=first.devices,
-        last_trained={name: tensors[f"trained/{name}"] for name in first.last_trained},
-        memory=ledger.memory,
-        reports=ledger.reports,
-    )
-    return state, ledger
+    # What devices remember stays on the devices.
+    devices = first_state(federation).devices
+    state = State(ledger.round, ledger.clock_s, {}, devices, {}, ledger.memory, ledger.reports)
+    return with_tensors(state, tensors, federation), ledger
 
 
-def mend_metrics(folder: Path, ledger: Ledger) -> None:
+def mend_metrics(folder: RunFolder, ledger: Ledger) -> None:
     """Let the metrics hold exactly the rounds up to the checkpoint, whenever the server was killed."""
-    path = folder / METRICS
-    lines = [line for line in path.read_text(encoding="utf8").splitlines(keepends=True) if line.endswith("\n")]
-    kept = [line for line in lines if _round(line) <= ledger.round]
-    if ledger.record is not None and (not kept or _round(kept[-1]) < ledger.round):
-        kept.append(json.dumps(asdict(ledger.record), separators=(",", ":"), allow_nan=False) + "\n")
-    write_atomic(path, "".join(kept).encode())
-
-
-def _round(line: str) -> int:
-    values: dict[str, Any] = json.loads(line)
-    return int(values["round"])
+    folder.keep_rounds(ledger.round)
+    last = max((record["round"] for record in folder.records()), default=0)
+    if ledger.record is not None and last < ledger.round:
+        folder.append(ledger.record)

@@ -33,7 +33,7 @@ from whalefl.flower.refusal import Refused
 from whalefl.flower.scoring import score_on_devices, score_on_server
 from whalefl.flower.terms import Deployment
 from whalefl.flower.transport import Arrival, Transport
-from whalefl.runs import RunFolder
+from whalefl.runs import FINISHED, RUNNING, RunFolder
 from whalefl.scheduling.policies import Announcement, ServerMemory, Whale
 from whalefl.subnet.aggregation import PartialSums
 from whalefl.subnet.axes import Plan
@@ -94,7 +94,7 @@ class Coordinator:
             RunFolder.create(folder, to_toml(self.settings), "whalefl deploy server", __version__)
             return {}
         self.state, ledger = found
-        mend_metrics(folder, ledger)
+        mend_metrics(self.folder, ledger)
         self.calibration, self.announced, self.record = ledger.calibration, ledger.announced, ledger.record
         log.info("going on after round %d", self.state.round)
         return ledger.counts
@@ -102,6 +102,7 @@ class Coordinator:
     def run(self) -> None:
         """All rounds that are left."""
         status = "failed"
+        self.folder.mark(RUNNING)
         try:
             self._status("waiting for devices")
             self._gather_fleet()
@@ -110,9 +111,9 @@ class Coordinator:
             write_model(self.folder, self.state.weights)
             if self.terms.evaluation == "server":
                 write_served(self.folder, self.federation, self.state.weights)
-            status = "finished"
+            status = FINISHED
         finally:
-            self.folder.finish(status)
+            self.folder.mark(status)
             self._status(status)
 
     def _over(self) -> bool:

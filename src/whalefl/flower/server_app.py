@@ -11,11 +11,11 @@ from flwr.serverapp import Grid, ServerApp
 from whalefl.federation.simulation import use_one_thread
 from whalefl.flower.coordinator import Coordinator
 from whalefl.flower.folders import ServerFolder
-from whalefl.flower.lock import only_one
 from whalefl.flower.parties import federation_on_server
 from whalefl.flower.terms import read_deployment
 from whalefl.flower.transport import GridTransport
 from whalefl.leash import die_with_parent
+from whalefl.lock import only_one
 
 
 def make_app() -> ServerApp:
@@ -34,5 +34,5 @@ def serve(grid: Grid, context: Context) -> None:
     deployment = read_deployment(folder.terms)
     transport = GridTransport(grid, deployment.terms.chunk_kb * 1024)
     federation = federation_on_server(deployment)
-    with only_one(folder.path / "lock"):
+    with only_one(folder.path):
         Coordinator(deployment, federation, folder.run, transport).run()
