@@ -88,7 +88,7 @@ def simulated(federation: Federation, settings, levels: dict[int, dict[int, int]
         federation = assemble(federation.task, method, settings.fleet, settings.weather, settings, settings.all_seeds())
     # One device after another, as devices do: stacks of several round otherwise, and training makes that grow.
     alone = PlainEngine(federation.task, settings.training, largest=1)
-    *_, last = rounds_of(federation, settings, alone)
+    *_, last = rounds_of(federation, alone)
     return last.state.weights
 
 
