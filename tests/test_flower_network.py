@@ -166,9 +166,8 @@ def test_devices_that_do_not_keep_to_the_agreement_change_nothing() -> None:
         assert not [event for event in net.events() if event["device"] == 1]
         assert "Failed to activate SuperNode" in net.device_folder(1).log.read_text()
         weights = load_file(net.server_folder.run / "model.safetensors")
-    alone = deployment.experiment
-    federation = prepared(alone)
+    federation = prepared(deployment.experiment)
     only_0 = replace(federation, members=federation.members[:1])
-    *_, last = rounds_of(only_0, alone, one_after_another(only_0))
+    *_, last = rounds_of(only_0, one_after_another(only_0))
     for name, expected in last.state.weights.items():
         assert float((weights[name] - expected).abs().max()) < TOLERANCE
