@@ -25,7 +25,8 @@ import torch
 from numpy.typing import NDArray
 
 from whalefl.config import compose, preset
-from whalefl.execution import make_engine, prepared
+from whalefl.engines import make_engine
+from whalefl.execution import prepared
 from whalefl.federation import simulation
 from whalefl.federation.engine import Engine
 from whalefl.federation.evaluation import Score

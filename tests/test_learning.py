@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from whalefl.cli.options import experiment_of
-from whalefl.execution import make_engine, prepared
+from whalefl.engines import make_engine
+from whalefl.execution import prepared
 from whalefl.federation.methods import METHODS
 from whalefl.federation.simulation import rounds_of
 from whalefl.report.summary import Record, final_accuracy, time_to_target

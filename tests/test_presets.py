@@ -8,7 +8,7 @@ import pytest
 
 from made_up import made_up
 from whalefl.cli.options import experiment_of
-from whalefl.execution import make_engine
+from whalefl.engines import make_engine
 from whalefl.federation.methods import METHODS
 from whalefl.federation.simulation import assemble, rounds_of
 from whalefl.tasks.catalogue import TASKS

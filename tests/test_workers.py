@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whalefl.config import compose
+from whalefl.engines import make_engine
 from whalefl.errors import WhaleflError
-from whalefl.execution import make_engine
 from whalefl.federation.engine import PlainEngine
 from whalefl.federation.local_training import train_slice
 from whalefl.federation.methods import make_method

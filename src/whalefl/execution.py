@@ -1,21 +1,13 @@
-"""Carry experiments out: one run into its folder, or several side by side in processes of their own."""
+"""Carry experiments out: one run into its folder, several on one engine, or many side by side."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
 from math import ceil
-from multiprocessing.process import BaseProcess
-from multiprocessing.queues import SimpleQueue
 from pathlib import Path
-from threading import Event, Thread
-from typing import TypeVar
 
 import torch
 from safetensors.torch import save
@@ -23,9 +15,10 @@ from torch import Tensor
 
 from whalefl import __version__
 from whalefl.config import Experiment, to_toml
+from whalefl.engines import engine_of, training_key
 from whalefl.errors import Diverged, WhaleflError
 from whalefl.federation.checkpoint import load_state, save_state
-from whalefl.federation.engine import Engine, PlainEngine, use_precision
+from whalefl.federation.engine import Engine
 from whalefl.federation.ownership import ownership
 from whalefl.federation.rounds import Federation, State
 from whalefl.federation.serving import serve_levels
@@ -37,8 +30,6 @@ from whalefl.federation.simulation import (
     rounds_together,
     use_one_thread,
 )
-from whalefl.federation.workers import WorkersEngine, can_fork, cores
-from whalefl.leash import die_with_parent
 from whalefl.lock import only_one
 from whalefl.runs import (
     CHECKPOINT,
@@ -55,20 +46,13 @@ from whalefl.runs import (
     write_atomic,
     write_json,
 )
+from whalefl.side_by_side import Listener, in_batches, side_by_side
 from whalefl.subnet.slicing import Weights
 from whalefl.tasks.catalogue import load_task
 from whalefl.tasks.task import Task
-from whalefl.values import RoundRecord
 
-Reports = SimpleQueue[tuple[str, RoundRecord]]
-
-_LAST_WORDS_S = 5.0
 _PATIENCE_S = 2.0  # with another process in a run's folder
 _PUT_DOWN_S = 30.0  # so much is lost at most of a run that is killed
-_PAUSE_S = 0.05
-
-Listener = Callable[[str, RoundRecord], None]
-"""Is told the name of a run and each of its rounds as it ends."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +146,7 @@ def execute_together(jobs: Sequence[Job], listener: Listener) -> Iterator[tuple[
     """
     use_one_thread()
     federations = [prepared(job.experiment) for job in jobs]
-    engine = _engine_of(jobs[0].experiment, federations[0].task)
+    engine = engine_of(jobs[0].experiment, federations[0].task)
     with closing(engine), ExitStack() as held:
         folders = [folder_of(job, federation) for job, federation in zip(jobs, federations, strict=True)]
         for folder in folders:
@@ -189,8 +173,8 @@ def _rounds(
     runs = dict(unfinished)
     yield from ((number, None) for number, run in runs.items() if run.over)
     going = [number for number, run in runs.items() if not run.over]
-    federations, states = [runs[number].federation for number in going], [runs[number].state for number in going]
-    for place, finished in rounds_together(federations, engine, states):
+    states = (runs[number].state for number in going)
+    for place, finished in rounds_together([runs[number].federation for number in going], engine, states):
         number = going[place]
         if isinstance(finished, Diverged):
             yield number, finished
@@ -235,54 +219,6 @@ def _for_disk(tensors: Weights) -> dict[str, Tensor]:
     return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
 
 
-def make_engine(experiment: Experiment, task: Task) -> Engine:
-    """The engine an experiment asks for; `auto` takes the fastest one for its device."""
-    use_precision(experiment.precision)
-    wanted = experiment.engine
-    on_gpu = experiment.device == "cuda"
-    if wanted == "auto":
-        # A process that was started to run beside others leaves the other cores to them.
-        alone = multiprocessing.parent_process() is None
-        several = alone and can_fork() and len(cores()) > 1
-        wanted = "graphs" if on_gpu else "workers" if several else "plain"
-    if wanted == "plain":
-        return PlainEngine(task, experiment.training, experiment.precision)
-    if wanted == "workers":
-        if on_gpu:
-            raise WhaleflError("engine is 'workers'; it must be 'plain', 'graphs' or 'auto' where device is 'cuda'")
-        return WorkersEngine(task, experiment.training, precision=experiment.precision)
-    if not on_gpu:
-        raise WhaleflError("engine is 'graphs'; it must be 'plain', 'workers' or 'auto' where device is not 'cuda'")
-    from whalefl.federation.graphs import GraphEngine
-
-    return GraphEngine(task, experiment.training, experiment.precision)
-
-
-_recorded: tuple[object, Engine] | None = None
-
-
-def _engine_of(experiment: Experiment, task: Task) -> Engine:
-    """A new engine; but the steps that a GPU has recorded serve the next run in this process if it trains alike."""
-    global _recorded
-    if experiment.device != "cuda":
-        return make_engine(experiment, task)
-    key = training_key(experiment)
-    if _recorded is None or _recorded[0] != key:
-        _recorded = None
-        torch.cuda.empty_cache()  # what was recorded before leaves memory that nothing recorded later could use
-        _recorded = (key, make_engine(experiment, task))
-    return _recorded[1]
-
-
-def training_key(experiment: Experiment) -> object:
-    """Experiments with the same key train alike: one engine serves them all."""
-    return (
-        (experiment.task, experiment.data_dir, experiment.norm, experiment.evaluation.on),
-        (experiment.device, experiment.engine, experiment.precision),
-        replace(experiment.training, lr=1.0),  # the rate comes with every order
-    )
-
-
 def make_folders(jobs: Sequence[Job]) -> None:
     """The folders of some runs; but if anything is wrong with any of these, that is said and there are none."""
     federations = {job.folder: prepared(job.experiment) for job in jobs}
@@ -308,122 +244,3 @@ def execute_all(jobs: Sequence[Job], workers: int, listener: Listener, together:
 def _execute_batch(jobs: Sequence[Job], listener: Listener) -> None:
     for _ in execute_together(jobs, listener):
         pass
-
-
-Item = TypeVar("Item")
-
-
-def in_batches(items: Sequence[Item], key: Callable[[Item], object], most: int) -> list[list[Item]]:
-    """Items in batches of one key and of at most so many, in the order in which each batch's first one comes."""
-    batches: list[list[Item]] = []
-    for item in items:
-        open_ones = (batch for batch in batches if len(batch) < most and key(batch[0]) == key(item))
-        batch = next(open_ones, None)
-        if batch is None:
-            batches.append([item])
-        else:
-            batch.append(item)
-    return batches
-
-
-Work = TypeVar("Work")
-
-
-def side_by_side(
-    work: Callable[[Work, Listener], object], upcoming: Callable[[], Work | None], workers: int, listener: Listener
-) -> Iterator[Work]:
-    """Carry out what `upcoming` hands out, `workers` at a time in processes of their own; yields each as it ends.
-
-    `upcoming` is asked whenever a place is free. None means that there is nothing to start now: it is asked again when
-    something has ended, and all is done when nothing is running either.
-    """
-    if workers == 1:
-        while (one := upcoming()) is not None:
-            work(one, listener)
-            yield one
-        return
-    context = multiprocessing.get_context("spawn")
-    queue: Reports = context.SimpleQueue()
-    running: dict[Future[None], Work] = {}
-    with _forwarding(queue, listener), ProcessPoolExecutor(workers, context, _join, (queue,)) as pool:
-        try:
-            while True:
-                while len(running) < workers and (one := upcoming()) is not None:
-                    running[pool.submit(_work_here, work, one)] = one
-                if not running:
-                    return
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    future.result()
-                    yield running.pop(future)
-        except BaseException:
-            _stop(list(pool._processes.values()), running)
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
-def _stop(processes: Sequence[BaseProcess], running: Collection[Future[None]]) -> None:
-    """Let workers note that they were interrupted, and then end them, whatever they are doing."""
-    for process in processes:
-        process.terminate()
-    wait(running, timeout=_LAST_WORDS_S)
-    for process in processes:
-        process.kill()
-
-
-@contextmanager
-def _forwarding(queue: Reports, listener: Listener) -> Iterator[None]:
-    """Hand what workers put into the queue to the listener, until the block ends and the queue is empty.
-
-    A listener that fails hears no more, and what it raised is raised at the end: workers must not wait for it. Nothing
-    is put into the queue to end it, since a worker that was killed may have left it locked.
-    """
-    failed: list[BaseException] = []
-    ended = Event()
-
-    def forward() -> None:
-        while not (ended.wait(_PAUSE_S) and queue.empty()):
-            while not queue.empty():
-                try:
-                    item = queue.get()
-                    if not failed:
-                        listener(*item)
-                except BaseException as error:
-                    failed.append(error)
-
-    thread = Thread(target=forward, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join(_LAST_WORDS_S)
-    if failed:
-        raise failed[0]
-
-
-_queue: Reports
-_working = False
-
-
-def _join(queue: Reports) -> None:
-    """In a worker process: remember where to report; end with the first process, and when that says so."""
-    global _queue
-    _queue = queue
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal
-    signal.signal(signal.SIGTERM, _interrupt)
-
-
-def _interrupt(_number: int, _frame: object) -> None:
-    if _working:
-        raise KeyboardInterrupt
-    os._exit(0)
-
-
-def _work_here(work: Callable[[Work, Listener], object], one: Work) -> None:
-    global _working
-    _working = True
-    try:
-        work(one, lambda name, record: _queue.put((name, record)))
-    finally:
-        _working = False

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from whalefl.execution import Listener
 from whalefl.federation.settings import Settings
+from whalefl.side_by_side import Listener
 from whalefl.values import RoundRecord
 
 

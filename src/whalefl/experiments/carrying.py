@@ -13,13 +13,15 @@ import torch
 
 from whalefl import __version__
 from whalefl.config import Experiment
-from whalefl.execution import Job, Listener, execute_together, side_by_side, training_key
+from whalefl.engines import training_key
+from whalefl.execution import Job, execute_together
 from whalefl.experiments.cells import Run, settings_of
 from whalefl.experiments.plan import Entry, Request, missing
 from whalefl.experiments.store import SCHEMA, Store
 from whalefl.report.compact import Compact, compact_metrics, level_lines
 from whalefl.runs import RunFolder
 from whalefl.scheduling.replay import write_levels
+from whalefl.side_by_side import Listener, side_by_side
 
 
 @dataclass(frozen=True)

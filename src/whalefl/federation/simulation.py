@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
@@ -81,17 +81,17 @@ class Course:
 
 
 def rounds_together(
-    federations: Sequence[Federation], engine: Engine, states: Sequence[State] | None = None
+    federations: Sequence[Federation], engine: Engine, states: Iterable[State] | None = None
 ) -> Iterator[tuple[int, Round | Diverged]]:
     """Train several federations, whose engine is one, round by round; yields whose round ended and the round.
 
     They share nothing but the engine's time, and begin in their first states, or go on from other ones. One that
     diverges ends, and the others go on.
     """
-    states = states or [first_state(federation) for federation in federations]
+    begun = map(first_state, federations) if states is None else states  # none is kept once a round has ended
     courses = {
         number: Course(federation, federation_calibration(federation), state)
-        for number, (federation, state) in enumerate(zip(federations, states, strict=True))
+        for number, (federation, state) in enumerate(zip(federations, begun, strict=True))
     }
     while courses:
         for number, record in _next_rounds(courses, engine).items():

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from whalefl.config import Experiment
-from whalefl.execution import make_engine, prepared
+from whalefl.engines import make_engine
+from whalefl.execution import prepared
 from whalefl.federation.rounds import Federation
 from whalefl.federation.simulation import rounds_of
 from whalefl.fleet.devices import Fleet

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from whalefl.execution import side_by_side
+from whalefl.side_by_side import side_by_side
 
 LONG = "x" * 10_000  # more than anybody reads fills a pipe
 
@@ -73,7 +73,7 @@ def say(_one: list[int], listener: Callable[[str, Any], None]) -> None:
 def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     places = folders(tmp_path, "one", "two")
     script = (
-        f"import test_execution as t\nif __name__ == '__main__': t.carry_out({places!r}, lambda name, record: None)"
+        f"import test_side_by_side as t\nif __name__ == '__main__': t.carry_out({places!r}, lambda name, record: None)"
     )
     (tmp_path / "start.py").write_text(script)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
