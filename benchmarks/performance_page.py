@@ -64,6 +64,13 @@ and is not made faster.
 
 {cpu}
 
+### On another machine of the same kind
+How far machines of one name differ ([cpu_other.json](../results/bench/cpu_other.json), by `whalefl bench --repeats 9`):
+matrices are multiplied as fast here, and the ordinary loop is no slower, but what has to wait for the shared cache is.
+The code of the table above takes as long here as the code of this one.
+
+{cpu_other}
+
 ## Beside other simulators
 `python benchmarks/peers/run.py` ([peers.json](../results/bench/peers.json)): the same rounds in Flower's simulation
 and in pfl, each in an environment of its own, on the same two cores, with two workers of one thread. All contestants
@@ -139,6 +146,7 @@ def page(results: Path = RESULTS) -> str:
     """The page over whatever has been measured so far."""
     parts = {
         "cpu": _speed,
+        "cpu_other": _speed,
         "gpu": _speed,
         "memory": _memory,
         "peers": _peers,

@@ -144,8 +144,15 @@ def test_a_run_is_resumed_and_reported_on(tmp_path: Path) -> None:
     execute(Job("one", experiment(), tmp_path / "whole", "whalefl run digits"), silent)
     interrupted(tmp_path / "cut", 3)
     shown = whalefl("report", "cut", cwd=tmp_path)
-    assert shown.returncode == 0 and "3 rounds" in shown.stdout and "it is interrupted" in shown.stdout
-    assert "Not at its end: whale, seed 0: interrupted after 3 rounds" in (tmp_path / "cut" / "report.md").read_text()
+    assert shown.returncode == 0 and "3 rounds" in shown.stdout
+    assert "nothing yet, it is interrupted; `whalefl resume cut` goes on" in shown.stdout
+    assert (tmp_path / "cut" / "report.md").read_text().startswith("# whale, seed 0\n")
+    RunFolder(tmp_path / "cut").mark("running")
+    assert "nothing yet, it is killed" in whalefl("report", "cut", cwd=tmp_path).stdout
+    with only_one(tmp_path / "cut"):
+        assert "nothing yet, it is running" in whalefl("report", "cut", cwd=tmp_path).stdout
+    RunFolder(tmp_path / "cut").mark("interrupted")
+    assert "Not at its end: whale, seed 0: running after 3 rounds" in (tmp_path / "cut" / "report.md").read_text()
     done = whalefl("resume", "cut", cwd=tmp_path)
     assert done.returncode == 0 and done.stderr == "" and "ended by        rounds = 6" in done.stdout
     same(tmp_path / "whole", tmp_path / "cut")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -174,7 +174,8 @@ def _sentence(error: ValidationError, values: Values) -> str:
         try:
             require_one_of(f"the key {'.'.join(str(p) for p in path[:-1]) or 'at the top'}", str(path[-1]), known)
         except WhaleflError as unknown:
-            hint = str(unknown).split("it must be ")[1]
+            inside = [dotted for dotted in _dotted_keys(Experiment) if dotted.rpartition(".")[2] == path[-1]]
+            hint = " or ".join(inside) or str(unknown).split("it must be ")[1]
             return f"{key} is not a known key; it must be {hint}"
     if kind == "value_error":
         said = str(details[0]["ctx"]["error"])
@@ -200,6 +201,15 @@ def _path(location: tuple[int | str, ...], values: Any) -> list[int | str]:
         else:
             break
     return path
+
+
+def _dotted_keys(table: Any) -> Iterator[str]:
+    """All keys of a table and of the tables in it."""
+    hints = get_type_hints(table)
+    for f in fields(table):
+        yield f.name
+        if is_dataclass(hints[f.name]):
+            yield from (f"{f.name}.{inner}" for inner in _dotted_keys(hints[f.name]))
 
 
 def _known_keys(path: Sequence[int | str]) -> list[str]:

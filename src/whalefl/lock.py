@@ -35,3 +35,12 @@ def only_one(folder: Path, patience_s: float = 60.0) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process holds a folder now."""
+    try:
+        with only_one(folder, patience_s=0):
+            return False
+    except WhaleflError:
+        return True

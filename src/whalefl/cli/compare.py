@@ -15,6 +15,7 @@ from whalefl.cli.options import (
     refuse_file_of_one_method,
     refuse_keys,
     repeating_command,
+    resumable,
     words,
 )
 from whalefl.cli.progress import progress_of
@@ -56,7 +57,7 @@ def compare_methods(
         comparison = Comparison(folder, command, {key: job.folder.name for key, job in work.items()})
         make_folders(list(work.values()))
         comparison.write()
-        with progress_of({job.name: job.experiment for job in work.values()}) as listener:
+        with resumable(folder), progress_of({job.name: job.experiment for job in work.values()}) as listener:
             execute_all(list(work.values()), jobs or os.cpu_count() or 1, listener, together)
         comparison.show()
 

@@ -9,10 +9,11 @@ from rich.console import Console
 
 from whalefl.cli.tables import print_table
 from whalefl.config import Experiment
+from whalefl.lock import is_held
 from whalefl.report.page import Runs, left_out, not_ended, write_report
-from whalefl.report.summary import summarise
+from whalefl.report.summary import WINDOW, summarise
 from whalefl.report.table import HEADER, cells, notes
-from whalefl.runs import RunFolder
+from whalefl.runs import RUNNING, RunFolder
 
 
 def end_run(run: RunFolder, experiment: Experiment, command: str) -> None:
@@ -25,14 +26,17 @@ def end_run(run: RunFolder, experiment: Experiment, command: str) -> None:
     print(f"final accuracy  {100 * summary.final_accuracy:.1f} %")
     if experiment.target is not None:
         when = "not reached" if summary.reached_s is None else f"after {summary.reached_s:.0f} virtual seconds"
-        print(f"target {100 * experiment.target:.0f} %     {when}")
+        print(f"target {100 * experiment.target:.0f} %     {when} (by the mean of {WINDOW} evaluations)")
     print(f"folder          {run.path}")
     print(f"repeat with     {command}")
 
 
 def _ending(run: RunFolder, experiment: Experiment, rounds: int) -> str:
+    status = run.meta()["status"]
+    if status == RUNNING and not is_held(run.path):
+        status = "killed"
     if not run.ended:
-        return f"nothing yet: it is {run.meta()['status']}"
+        return f"nothing yet, it is {status}; `whalefl resume {run.path}` goes on"
     return f"rounds = {rounds}" if rounds >= experiment.rounds else f"horizon_s = {experiment.horizon_s:g}"
 
 

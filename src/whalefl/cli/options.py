@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from whalefl.config import Experiment, Values, assignments, compose, merged, preset, read_toml
@@ -62,7 +63,8 @@ def refuse_file_of_one_method(config: Path | None, methods: Sequence[str]) -> No
     method = None if config is None else _config(config).get("method")
     if method is not None and any(name != method for name in methods):
         raise WhaleflError(
-            f"config is {str(config)!r}, which holds the settings of {method}; to compare methods it must not name one"
+            f"config is {str(config)!r}, which holds the settings of {method}; to compare methods under them "
+            "delete its line `method`"
         )
 
 
@@ -82,5 +84,19 @@ def numbers(option: str, text: str) -> list[int]:
 
 
 def repeating_command() -> str:
-    """The command as it was typed."""
-    return shlex.join(["whalefl", *sys.argv[1:]])
+    """The command as it was typed, but for the folder, which is taken now."""
+    words = sys.argv[1:]
+    places = [place for place, word in enumerate(words) if word == "--out"]
+    taken = {*places, *(place + 1 for place in places)}
+    kept = [word for place, word in enumerate(words) if place not in taken and not word.startswith("--out=")]
+    return shlex.join(["whalefl", *kept])
+
+
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """If what is done in a folder is interrupted, say how it goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"whalefl: interrupted; to go on: {shlex.join(['whalefl', 'resume', str(folder)])}", file=sys.stderr)
+        raise

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from whalefl.cli.comparison import Comparison, experiment_in
 from whalefl.cli.endings import end_run
+from whalefl.cli.options import resumable
 from whalefl.cli.progress import progress_of
 from whalefl.errors import WhaleflError, require
 from whalefl.execution import Job, execute, execute_all
@@ -28,7 +29,7 @@ def resume(folder: Path, jobs: int | None, together: int) -> None:
             why = "is a federation's, which `whalefl deploy server` resumes" if not run.ended else "has ended"
             raise WhaleflError(f"folder is {str(folder)!r}, whose run {why}; it must be one that was interrupted")
         experiment, name = experiment_in(folder), folder.name
-        with progress_of({name: experiment}) as listener:
+        with resumable(folder), progress_of({name: experiment}) as listener:
             execute(Job(name, experiment, folder, meta["command"]), listener)
         end_run(run, experiment, meta["command"])
         return
@@ -39,7 +40,7 @@ def resume(folder: Path, jobs: int | None, together: int) -> None:
         for seed, run in by_seed.items()
         if not run.ended
     ]
-    with progress_of({job.name: job.experiment for job in left}) as listener:
+    with resumable(folder), progress_of({job.name: job.experiment for job in left}) as listener:
         execute_all(left, jobs or os.cpu_count() or 1, listener, together)
     comparison.show()
 
@@ -56,5 +57,6 @@ def report(folder: Path) -> None:
 def _compared(folder: Path) -> bool:
     """Whether the folder is that of a comparison, and not of a run."""
     if not (folder / RUN).exists() and not (folder / COMPARISON).exists():
-        raise WhaleflError(f"folder is {str(folder)!r}, which holds no run; it must be that of a run or a comparison")
+        what = "holds no run" if folder.exists() else "does not exist"
+        raise WhaleflError(f"folder is {str(folder)!r}, which {what}; it must be that of a run or a comparison")
     return (folder / COMPARISON).exists()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from whalefl.cli.endings import end_run
-from whalefl.cli.options import experiment_of, repeating_command
+from whalefl.cli.options import experiment_of, repeating_command, resumable
 from whalefl.cli.progress import progress_of
 from whalefl.config import Values
 from whalefl.execution import Job, execute
@@ -24,6 +24,6 @@ def run_one(
     name = f"{experiment.task.partition(':')[0]}-{experiment.method}-seed{experiment.seed}"
     command = repeating_command()
     with vacant_folder(out, Path("runs") / name) as folder:
-        with progress_of({name: experiment}) as listener:
+        with resumable(folder), progress_of({name: experiment}) as listener:
             run = execute(Job(name, experiment, folder, command), listener)
         end_run(run, experiment, command)

@@ -33,8 +33,13 @@ from whalefl.experiments.published import SWEEPS, ablation_cells
 from whalefl.experiments.reading import main_cell
 from whalefl.experiments.store import Store
 from whalefl.experiments.studies import cells_of
+from whalefl.experiments.tables import NOT_RUN
 from whalefl.experiments.verdicts import (
+    CONFIRMED,
     MARGIN,
+    REFUTED,
+    TIED,
+    UNDECIDED,
     WARM_UP,
     AheadEarly,
     Better,
@@ -258,12 +263,15 @@ def _theorem_claims() -> Iterator[Claim]:
 _SEEDS, _COVERED = " / ".join(map(str, COVERED)), " / ".join(f"{100 * share:.0f}" for share in COVERED.values())
 _LOSSES = " / ".join(f"{100 * (numbers['fedavg'] - numbers['whale']):.1f}" for numbers in FINAL_ACCURACY.values())
 
-_HEAD = f"""# The paper's claims, and what we find
+_TITLE = """# The paper's claims, and what we find
 
 Written by `whalefl reproduce all --report-only --claims docs/claims.md` from the runs under `results/runs`; nothing is
 typed by hand. [reproduction.md](reproduction.md) holds the protocol.
+"""
 
-The rules: a speed-up (geometric mean over seeds of times to the target, paired) is confirmed if its whole 95 % interval
+_RULES = f"""## The rules
+
+A speed-up (geometric mean over seeds of times to the target, paired) is confirmed if its whole 95 % interval
 lies above 1 and refuted if it lies below; where some runs never reached the target the ratio is a bound, and a bound
 decides only in its own direction. An accuracy is higher if the interval of the paired difference lies above 0, and
 "not sacrificed" if it lies above -{100 * MARGIN:.0f} point. "Early on" compares accuracies averaged over the first
@@ -301,10 +309,18 @@ def claims_page(store: Store) -> str:
                 *(found.figure, crossing, str(found.seeds or ""), found.verdict),
             )
         )
+    order = [verdict for verdict in (CONFIRMED, REFUTED, UNDECIDED, TIED, NOT_RUN) if verdict in verdicts]
+    overview = [
+        (section, *(str(sum(line[-1] == verdict for line in lines) or "") for verdict in order))
+        for section, lines in rows.items()
+    ]
+    overview.append(("all", *(str(verdicts[verdict]) for verdict in order)))
     header = ("claim", "where", "paper", "ours", "by first crossing", "seeds", "verdict")
     sections = [f"## {section}\n\n{grid([header, *lines])}" for section, lines in rows.items()]
-    summary = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
-    return "\n".join([_HEAD, f"In all: {summary}. First crossings would decide {depend} otherwise.\n", *sections])
+    counted = grid([("verdicts", *order), *overview])
+    return "\n".join(
+        [_TITLE, counted, f"First crossings would decide {depend} of them otherwise.\n", _RULES, *sections]
+    )
 
 
 def write_claims(path: Path, store: Store) -> None:

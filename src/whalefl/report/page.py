@@ -48,7 +48,7 @@ def write_report(
         pictures.append(save_ownership_plot(folder, run))
     write_json(folder / "table.json", {"command": command, "target": target, "rows": [asdict(row) for row in rows]})
     sections = [
-        "# Comparison\n",
+        f"# {_title(runs)}\n",
         markdown(rows),
         notes(target, rows[0].label),
         *(f"Left out: {label}, seed {seed}: {reason}.\n" for (label, seed), reason in lost.items()),
@@ -60,6 +60,11 @@ def write_report(
     ]
     write_atomic(folder / "report.md", "\n".join(sections).encode())
     return rows
+
+
+def _title(runs: Runs) -> str:
+    (label, seed), *others = (key for key, _ in _each(runs))
+    return "Comparison" if others else f"{label}, seed {seed}"
 
 
 Told = dict[tuple[str, int], str]

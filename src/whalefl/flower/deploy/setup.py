@@ -32,6 +32,7 @@ def create_federation(folder: Path, deployment: Deployment, host: str, port: int
     settings = ServerSettings(chunk_kb, model_kb, port=port, inner_port=inner_port)
     folder.mkdir(parents=True, exist_ok=True)
     try:
+        (folder / ".gitignore").write_text("*\n", encoding="utf8")  # keys do not belong in a repository
         _write(folder, deployment, host, settings)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
