@@ -66,8 +66,8 @@ and is not made faster.
 
 ### On another machine of the same kind
 How far machines of one name differ ([cpu_other.json](../results/bench/cpu_other.json), by `whalefl bench --repeats 9`):
-matrices are multiplied as fast here, and the ordinary loop is no slower, but what has to wait for the shared cache is.
-The code of the table above takes as long here as the code of this one.
+matrices are multiplied as fast here, and the ordinary loop is no slower, but the engines are, the code of the table
+above as much as that of this one ([log.md](log.md)).
 
 {cpu_other}
 
