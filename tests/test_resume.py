@@ -95,6 +95,16 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
     same(tmp_path / "whole", tmp_path / "cut")
 
 
+def test_a_run_that_is_not_to_go_on_puts_nothing_down(tmp_path: Path) -> None:
+    execute(Job("one", experiment(), tmp_path / "whole", "whalefl run digits"), silent)
+    job = Job("one", experiment(), tmp_path / "cut", "whalefl run digits", resumable=False)
+    with pytest.raises(KeyboardInterrupt):
+        execute(job, interrupting(3))
+    assert not (tmp_path / "cut" / CHECKPOINT).exists()
+    execute(job, silent)
+    same(tmp_path / "whole", tmp_path / "cut")
+
+
 def test_a_run_that_was_interrupted_after_its_last_round_has_none_left(tmp_path: Path) -> None:
     execute(Job("one", experiment(), tmp_path / "whole", "whalefl run digits"), silent)
     job = interrupted(tmp_path / "cut", 6)

@@ -77,7 +77,8 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     )
     (tmp_path / "start.py").write_text(script)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
-    parent = subprocess.Popen([sys.executable, str(tmp_path / "start.py")], env=environment)
+    command = [sys.executable, str(tmp_path / "start.py")]
+    parent = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     pids = [wait_for(Path(place) / "pid") for place in places]
     assert all(map(alive, pids))
     parent.send_signal(signal.SIGKILL)

@@ -57,12 +57,16 @@ _PUT_DOWN_S = 30.0  # so much is lost at most of a run that is killed
 
 @dataclass(frozen=True)
 class Job:
-    """An experiment, the folder it goes to, its name among others, and the command that repeats it."""
+    """An experiment, the folder it goes to, its name among others, and the command that repeats it.
+
+    A `resumable` one puts its state down now and then, and goes on from there if it was interrupted.
+    """
 
     name: str
     experiment: Experiment
     folder: Path
     command: str
+    resumable: bool = True
 
 
 def prepared(experiment: Experiment) -> Federation:
@@ -102,6 +106,7 @@ class Underway:
     """A run on its way: its state after the last round that ended, and when that was last put down, and after which
     round."""
 
+    job: Job
     folder: RunFolder
     federation: Federation
     state: State
@@ -109,13 +114,13 @@ class Underway:
     saved_round: int
 
     @classmethod
-    def begin(cls, folder: RunFolder, federation: Federation) -> Underway:
+    def begin(cls, job: Job, folder: RunFolder, federation: Federation) -> Underway:
         """From its checkpoint, or from the first round."""
         path = folder.path / CHECKPOINT
         state = load_state(path, federation) if path.exists() else first_state(federation)
         folder.keep_rounds(state.round)
         folder.mark(RUNNING)
-        return cls(folder, federation, state, time.monotonic(), state.round)
+        return cls(job, folder, federation, state, time.monotonic(), state.round)
 
     @property
     def over(self) -> bool:
@@ -123,7 +128,7 @@ class Underway:
 
     def put_down(self) -> None:
         """Keep what it takes to go on from here."""
-        if self.state.round > self.saved_round:
+        if self.job.resumable and self.state.round > self.saved_round:
             save_state(self.folder.path / CHECKPOINT, self.state)
         self.saved_s, self.saved_round = time.monotonic(), self.state.round
 
@@ -151,10 +156,11 @@ def execute_together(jobs: Sequence[Job], listener: Listener) -> Iterator[tuple[
         folders = [folder_of(job, federation) for job, federation in zip(jobs, federations, strict=True)]
         for folder in folders:
             held.enter_context(only_one(folder.path, _PATIENCE_S))
-        unfinished = {n: Underway.begin(*pair) for n, pair in enumerate(zip(folders, federations, strict=True))}
+        begun = map(Underway.begin, jobs, folders, federations)
+        unfinished = dict(enumerate(begun))
         status = "failed"
         try:
-            for number, diverged in _rounds(unfinished, [job.name for job in jobs], engine, listener):
+            for number, diverged in _rounds(unfinished, engine, listener):
                 unfinished.pop(number).end(diverged)
                 yield number, diverged
         except KeyboardInterrupt:
@@ -167,7 +173,7 @@ def execute_together(jobs: Sequence[Job], listener: Listener) -> Iterator[tuple[
 
 
 def _rounds(
-    unfinished: Mapping[int, Underway], names: Sequence[str], engine: Engine, listener: Listener
+    unfinished: Mapping[int, Underway], engine: Engine, listener: Listener
 ) -> Iterator[tuple[int, Diverged | None]]:
     """All rounds of some runs; yields each run that has come to its end, and how it diverged if it did."""
     runs = dict(unfinished)
@@ -182,7 +188,7 @@ def _rounds(
         run = runs[number]
         run.folder.append(finished.record)
         run.state = finished.state
-        listener(names[number], finished.record)
+        listener(run.job.name, finished.record)
         if run.over:
             yield number, None
         elif time.monotonic() - run.saved_s > _PUT_DOWN_S:

@@ -104,7 +104,7 @@ def carry_out(batch: Sequence[Work], listener: Listener) -> None:
     for work in batch:
         shutil.rmtree(work.folder, ignore_errors=True)
     start = time.perf_counter()
-    jobs = [Job(work.run.name, work.experiment, work.folder, work.place.command) for work in batch]
+    jobs = [Job(work.run.name, work.experiment, work.folder, work.place.command, resumable=False) for work in batch]
     for number, diverged in execute_together(jobs, listener):
         work, seconds = batch[number], (time.perf_counter() - start) / len(batch)
         status, reason = ("finished", None) if diverged is None else ("diverged", str(diverged))
