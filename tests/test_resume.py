@@ -95,6 +95,47 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
     same(tmp_path / "whole", tmp_path / "cut")
 
 
+def test_a_run_whose_recorded_rounds_have_a_gap_begins_again(tmp_path: Path) -> None:
+    """A power cut may take what was written last."""
+    execute(Job("one", experiment(), tmp_path / "whole", "whalefl run digits"), silent)
+    job = interrupted(tmp_path / "cut", 4)
+    metrics = tmp_path / "cut" / METRICS
+    metrics.write_text(metrics.read_text().splitlines(keepends=True)[0])
+    (tmp_path / "cut" / f".{CHECKPOINT}.half").write_bytes(b"half of it")
+    execute(job, silent)
+    same(tmp_path / "whole", tmp_path / "cut")
+    assert not list((tmp_path / "cut").glob(".*"))
+
+
+def test_a_run_that_is_interrupted_while_its_model_is_written_has_only_that_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute(Job("one", experiment(), tmp_path / "whole", "whalefl run digits"), silent)
+    job = Job("one", experiment(), tmp_path / "cut", "whalefl run digits")
+
+    def interrupted_here(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("whalefl.execution.write_served", interrupted_here)
+        with pytest.raises(KeyboardInterrupt):
+            execute(job, silent)
+    assert RunFolder(tmp_path / "cut").meta()["status"] == "interrupted"
+    execute(job, interrupting(1))
+    same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_run_that_has_ended_meanwhile_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = interrupted(tmp_path / "cut", 4)
+    execute(job, silent)
+    before = (tmp_path / "cut" / METRICS).read_bytes()
+    looks = iter([False, True])  # as it ends between the first look and the lock
+    monkeypatch.setattr(RunFolder, "ended", property(lambda _folder: next(looks)))
+    with pytest.raises(WhaleflError, match="a folder whose run has not ended"):
+        execute(job, silent)
+    assert (tmp_path / "cut" / METRICS).read_bytes() == before
+
+
 def test_a_run_that_is_not_to_go_on_puts_nothing_down(tmp_path: Path) -> None:
     execute(Job("one", experiment(), tmp_path / "whole", "whalefl run digits"), silent)
     job = Job("one", experiment(), tmp_path / "cut", "whalefl run digits", resumable=False)
@@ -196,6 +237,14 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path, command: str) -> None
     (tmp_path / "empty").mkdir()
     failed = whalefl(command, "empty", cwd=tmp_path)
     assert failed.returncode == 2 and failed.stderr.count("\n") == 1 and "holds no run" in failed.stderr
+
+
+def test_a_comparison_is_resumed_by_one_process_at_a_time(tmp_path: Path) -> None:
+    done = whalefl("compare", "digits", *QUICK, "--methods", "fedavg", "--jobs", "1", "--out", "it", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    with only_one(tmp_path / "it"):
+        failed = whalefl("resume", "it", cwd=tmp_path)
+    assert failed.returncode == 2 and "another process is using it" in failed.stderr
 
 
 def test_a_federation_is_not_resumed_in_the_simulator(tmp_path: Path) -> None:

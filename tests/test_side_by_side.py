@@ -53,6 +53,21 @@ def test_when_one_fails_the_others_are_interrupted_and_can_say_so(tmp_path: Path
     assert time.monotonic() - start < 50  # they would go on for a minute
 
 
+def test_who_has_nothing_left_to_do_does_not_keep_the_others_from_putting_down(tmp_path: Path) -> None:
+    """A worker that is idle ends at once, and the pool then calls all work failed."""
+    upcoming = iter(folders(tmp_path, "done", "going", "failing"))
+    with pytest.raises(ValueError, match="as it was meant to"):
+        for _ in side_by_side(busy_or_done, lambda: next(upcoming, None), 3, lambda name, record: None):
+            pass
+    assert (tmp_path / "going" / "interrupted").exists()
+
+
+def busy_or_done(folder: str, listener: Callable[[str, Any], None]) -> None:
+    if Path(folder).name != "done":
+        time.sleep(1.0)  # the other is idle by then
+        busy(folder, listener)
+
+
 def test_a_listener_that_fails_is_raised_and_keeps_nobody_waiting(tmp_path: Path) -> None:
     def listener(name: str, record: object) -> None:
         raise KeyError("nobody listens")

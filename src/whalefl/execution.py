@@ -16,7 +16,7 @@ from torch import Tensor
 from whalefl import __version__
 from whalefl.config import Experiment, to_toml
 from whalefl.engines import engine_of, training_key
-from whalefl.errors import Diverged, WhaleflError
+from whalefl.errors import Diverged, WhaleflError, require
 from whalefl.federation.checkpoint import load_state, save_state
 from whalefl.federation.engine import Engine
 from whalefl.federation.ownership import ownership
@@ -115,10 +115,14 @@ class Underway:
 
     @classmethod
     def begin(cls, job: Job, folder: RunFolder, federation: Federation) -> Underway:
-        """From its checkpoint, or from the first round."""
+        """From its checkpoint, if the rounds before it are all recorded, or else from the first round."""
         path = folder.path / CHECKPOINT
+        for half_written in folder.path.glob(f".{CHECKPOINT}.*"):
+            half_written.unlink()
         state = load_state(path, federation) if path.exists() else first_state(federation)
-        folder.keep_rounds(state.round)
+        if folder.keep_rounds(state.round) != state.round:
+            state = first_state(federation)
+            folder.keep_rounds(state.round)
         folder.mark(RUNNING)
         return cls(job, folder, federation, state, time.monotonic(), state.round)
 
@@ -129,8 +133,16 @@ class Underway:
     def put_down(self) -> None:
         """Keep what it takes to go on from here."""
         if self.job.resumable and self.state.round > self.saved_round:
+            self.folder.settle()
             save_state(self.folder.path / CHECKPOINT, self.state)
         self.saved_s, self.saved_round = time.monotonic(), self.state.round
+
+    def stop(self, status: str) -> None:
+        """Leave a run that has not ended."""
+        try:
+            self.put_down()
+        finally:
+            self.folder.mark(status)
 
     def end(self, diverged: Diverged | None = None) -> None:
         """Leave what is left of a run that has ended."""
@@ -153,23 +165,25 @@ def execute_together(jobs: Sequence[Job], listener: Listener) -> Iterator[tuple[
     federations = [prepared(job.experiment) for job in jobs]
     engine = engine_of(jobs[0].experiment, federations[0].task)
     with closing(engine), ExitStack() as held:
-        folders = [folder_of(job, federation) for job, federation in zip(jobs, federations, strict=True)]
+        folders = [folder_of(job, *_told(federation)) for job, federation in zip(jobs, federations, strict=True)]
         for folder in folders:
             held.enter_context(only_one(folder.path, _PATIENCE_S))
-        begun = map(Underway.begin, jobs, folders, federations)
-        unfinished = dict(enumerate(begun))
+            require(not folder.ended, "out", str(folder.path), "a folder whose run has not ended")
+        unfinished: dict[int, Underway] = {}
         status = "failed"
         try:
+            unfinished.update(enumerate(map(Underway.begin, jobs, folders, federations)))
             for number, diverged in _rounds(unfinished, engine, listener):
-                unfinished.pop(number).end(diverged)
+                unfinished[number].end(diverged)
+                del unfinished[number]
                 yield number, diverged
         except KeyboardInterrupt:
             status = "interrupted"
             raise
         finally:
-            for run in unfinished.values():
-                run.put_down()
-                run.folder.mark(status)
+            with ExitStack() as stopping:  # each of them, whatever becomes of the others
+                for run in unfinished.values():
+                    stopping.callback(run.stop, status)
 
 
 def _rounds(
@@ -195,15 +209,15 @@ def _rounds(
             run.put_down()
 
 
-def folder_of(job: Job, federation: Federation) -> RunFolder:
+def folder_of(job: Job, notes: Sequence[str], owned: object) -> RunFolder:
     """A run's folder: the one that was made for it, if it has not ended there, or a new one."""
     folder, config = RunFolder(job.folder), to_toml(job.experiment)
     if (job.folder / RUN).exists() and not folder.ended:
         if (job.folder / CONFIG).read_text(encoding="utf8") != config:
             raise WhaleflError(f"out is {str(job.folder)!r}, which holds another run; name a new folder")
         return folder
-    folder = RunFolder.create(job.folder, config, job.command, __version__, federation.task.notes)
-    write_json(folder.path / OWNERSHIP, ownership(federation))
+    folder = RunFolder.create(job.folder, config, job.command, __version__, notes)
+    write_json(folder.path / OWNERSHIP, owned)
     return folder
 
 
@@ -227,11 +241,16 @@ def _for_disk(tensors: Weights) -> dict[str, Tensor]:
 
 def make_folders(jobs: Sequence[Job]) -> None:
     """The folders of some runs; but if anything is wrong with any of these, that is said and there are none."""
-    federations = {job.folder: prepared(job.experiment) for job in jobs}
-    if len(federations) < len(jobs):
+    if len({job.folder for job in jobs}) < len(jobs):
         raise WhaleflError("two of the runs would have the same folder; their values must differ in letters or digits")
-    for job in jobs:
-        folder_of(job, federations[job.folder])
+    told = [_told(prepared(job.experiment)) for job in jobs]  # one federation at a time is in memory
+    for job, (notes, owned) in zip(jobs, told, strict=True):
+        folder_of(job, notes, owned)
+
+
+def _told(federation: Federation) -> tuple[tuple[str, ...], object]:
+    """What a run's folder says of its data from the beginning."""
+    return federation.task.notes, ownership(federation)
 
 
 def execute_all(jobs: Sequence[Job], workers: int, listener: Listener, together: int = 1) -> list[RunFolder]:

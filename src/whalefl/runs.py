@@ -23,11 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from whalefl.errors import WhaleflError
+from whalefl.lock import only_one
 from whalefl.values import RoundRecord
 
 SCHEMA = 1
 CONFIG, RUN, METRICS, MODEL = "config.toml", "run.json", "metrics.jsonl", "model.safetensors"
 CHECKPOINT, COMPARISON = "checkpoint.safetensors", "comparison.json"
+DEPLOYED = "whalefl deploy server"
+"""The command that fills a federation's run folder, and goes on with it."""
+
 WAITING, RUNNING, FINISHED, DIVERGED = "waiting", "running", "finished", "diverged"
 OWNERSHIP, LEVELS, STATISTICS = "ownership.json", "levels.json", "statistics.safetensors"
 
@@ -84,11 +88,17 @@ class RunFolder:
         """Whether the run has come to its end; it may have diverged there."""
         return self.meta()["status"] in (FINISHED, DIVERGED)
 
-    def keep_rounds(self, last: int) -> None:
-        """Forget the records of rounds after this one, and of one that is only half there."""
+    def keep_rounds(self, last: int) -> int:
+        """Forget the records of rounds after this one, and of one that is only half there; how many are left."""
         with (self.path / METRICS).open(encoding="utf8") as file:
             kept = [line for line in file if line.endswith("\n") and json.loads(line)["round"] <= last]
         write_atomic(self.path / METRICS, "".join(kept).encode())
+        return len(kept)
+
+    def settle(self) -> None:
+        """See to it that what was recorded outlives a power cut."""
+        with (self.path / METRICS).open("rb+") as file:
+            os.fsync(file.fileno())
 
     def mark(self, status: str, reason: str | None = None) -> None:
         """Note how the run stands, and why if it did not end as it should."""
@@ -104,6 +114,20 @@ class RunFolder:
             for line in file:
                 if line.endswith("\n"):  # a run that was killed may have left half a line
                     yield json.loads(line)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Hold a folder, which may still have to be made; if nothing has come of that in the end, it goes again."""
+    new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with only_one(folder, patience_s=0):
+            yield
+    finally:
+        if new:
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def check_vacant(path: Path) -> None:

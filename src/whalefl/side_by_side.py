@@ -5,7 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -71,16 +72,21 @@ def side_by_side(
                     future.result()
                     yield running.pop(future)
         except BaseException:
-            _stop(list(pool._processes.values()), running)
+            _stop(list(pool._processes.values()))
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def _stop(processes: Sequence[BaseProcess], running: Collection[Future[None]]) -> None:
-    """Let workers note that they were interrupted, and then end them, whatever they are doing."""
+def _stop(processes: Sequence[BaseProcess]) -> None:
+    """Let workers put down what they are doing, and then end them whatever they are doing.
+
+    It is the processes that are waited for: as soon as one has ended, the pool calls all that was asked of it failed.
+    """
     for process in processes:
         process.terminate()
-    wait(running, timeout=_LAST_WORDS_S)
+    until = time.monotonic() + _LAST_WORDS_S
+    for process in processes:
+        process.join(max(0.0, until - time.monotonic()))
     for process in processes:
         process.kill()
 
@@ -117,7 +123,7 @@ def _forwarding(queue: Reports, listener: Listener) -> Iterator[None]:
 
 
 _queue: Reports
-_working = False
+_working = _ending = False
 
 
 def _join(queue: Reports) -> None:
@@ -130,6 +136,10 @@ def _join(queue: Reports) -> None:
 
 
 def _interrupt(_number: int, _frame: object) -> None:
+    """Interrupt the work, once, and end after it; at once if there is none."""
+    global _ending
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is being put down must not be interrupted
+    _ending = True
     if _working:
         raise KeyboardInterrupt
     os._exit(0)
@@ -142,3 +152,5 @@ def _work_here(work: Callable[[Work, Listener], object], one: Work) -> None:
         work(one, lambda name, record: _queue.put((name, record)))
     finally:
         _working = False
+        if _ending:
+            os._exit(0)

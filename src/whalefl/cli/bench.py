@@ -45,7 +45,7 @@ def bench_speed(
         require(iterations >= 1, "iterations", iterations, "at least 1")
         chosen = [replace(s, iterations=iterations, fisher=min(s.fisher, iterations)) for s in chosen]
     path = out if out is not None else RESULTS / ("cpu.json" if device == "cpu" else "gpu.json")
-    command = repeating_command()
+    command = repeating_command(new_folder=False)
     path.parent.mkdir(parents=True, exist_ok=True)  # what is wrong with it is said now, not after measuring
     for scenario in chosen:
         with _status() as say:
@@ -57,7 +57,7 @@ def bench_speed(
 
 
 def bench_memory(variants: str | None, out: Path | None) -> None:
-    path, command = out if out is not None else RESULTS / "memory.json", repeating_command()
+    path, command = out if out is not None else RESULTS / "memory.json", repeating_command(new_folder=False)
     engines, results = _names("variants", variants, ENGINES), []
     path.parent.mkdir(parents=True, exist_ok=True)
     for engine in engines:

@@ -22,7 +22,7 @@ from whalefl.cli.progress import progress_of
 from whalefl.config import Experiment, Values
 from whalefl.errors import WhaleflError, require
 from whalefl.execution import Job, execute_all, make_folders
-from whalefl.runs import CONFIG, vacant_folder
+from whalefl.runs import CONFIG, alone_in, vacant_folder
 
 
 def compare_methods(
@@ -52,7 +52,8 @@ def compare_methods(
     }
     first = next(iter(variants.values()))
     command = repeating_command()
-    with vacant_folder(out, Path("runs") / f"compare-{first.task.partition(':')[0]}") as folder:
+    default = Path("runs") / f"compare-{first.task.partition(':')[0]}"
+    with vacant_folder(out, default) as folder, alone_in(folder):
         work = {key: _job(folder, *key, experiment) for key, experiment in variants.items()}
         comparison = Comparison(folder, command, {key: job.folder.name for key, job in work.items()})
         make_folders(list(work.values()))

@@ -13,7 +13,7 @@ from whalefl.lock import is_held
 from whalefl.report.page import Runs, left_out, not_ended, write_report
 from whalefl.report.summary import WINDOW, summarise
 from whalefl.report.table import HEADER, cells, notes
-from whalefl.runs import RUNNING, RunFolder
+from whalefl.runs import DEPLOYED, RUNNING, RunFolder
 
 
 def end_run(run: RunFolder, experiment: Experiment, command: str) -> None:
@@ -32,11 +32,13 @@ def end_run(run: RunFolder, experiment: Experiment, command: str) -> None:
 
 
 def _ending(run: RunFolder, experiment: Experiment, rounds: int) -> str:
-    status = run.meta()["status"]
-    if status == RUNNING and not is_held(run.path):
+    meta = run.meta()
+    status = meta["status"]
+    if status == RUNNING and not (is_held(run.path) or is_held(run.path.parent)):
         status = "killed"
     if not run.ended:
-        return f"nothing yet, it is {status}; `whalefl resume {run.path}` goes on"
+        goes_on = meta["command"] if meta["command"] == DEPLOYED else f"whalefl resume {run.path}"
+        return f"nothing yet, it is {status}; `{goes_on}` goes on"
     return f"rounds = {rounds}" if rounds >= experiment.rounds else f"horizon_s = {experiment.horizon_s:g}"
 
 

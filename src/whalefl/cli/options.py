@@ -10,6 +10,7 @@ from pathlib import Path
 
 from whalefl.config import Experiment, Values, assignments, compose, merged, preset, read_toml
 from whalefl.errors import WhaleflError
+from whalefl.runs import COMPARISON, RUN
 
 
 def experiment_of(
@@ -83,9 +84,11 @@ def numbers(option: str, text: str) -> list[int]:
         raise WhaleflError(f"{option} is {text!r}; it must be whole numbers with commas between them") from None
 
 
-def repeating_command() -> str:
-    """The command as it was typed, but for the folder, which is taken now."""
+def repeating_command(new_folder: bool = True) -> str:
+    """The command as it was typed; but for the folder if that has to be a new one, since it is taken now."""
     words = sys.argv[1:]
+    if not new_folder:
+        return shlex.join(["whalefl", *words])
     places = [place for place, word in enumerate(words) if word == "--out"]
     taken = {*places, *(place + 1 for place in places)}
     kept = [word for place, word in enumerate(words) if place not in taken and not word.startswith("--out=")]
@@ -98,5 +101,6 @@ def resumable(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print(f"whalefl: interrupted; to go on: {shlex.join(['whalefl', 'resume', str(folder)])}", file=sys.stderr)
+        if any((folder / name).exists() for name in (RUN, COMPARISON)):
+            print(f"whalefl: interrupted; to go on: {shlex.join(['whalefl', 'resume', str(folder)])}", file=sys.stderr)
         raise

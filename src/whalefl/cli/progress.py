@@ -28,10 +28,12 @@ def progress_of(runs: Mapping[str, Settings]) -> Iterator[Listener]:
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
+        waiting = set(runs)
         bars = {name: progress.add_task(name, total=1.0, state="waiting", start=False) for name in runs}
 
         def listen(name: str, record: RoundRecord) -> None:
-            if record.round == 1:
+            if name in waiting:
+                waiting.remove(name)
                 progress.start_task(bars[name])
             accuracy = "" if record.accuracy is None else f", accuracy {100 * record.accuracy:.1f} %"
             state = f"round {record.round}, {record.time_s:.0f} virtual s{accuracy}"

@@ -11,10 +11,7 @@ from whalefl.cli.options import resumable
 from whalefl.cli.progress import progress_of
 from whalefl.errors import WhaleflError, require
 from whalefl.execution import Job, execute, execute_all
-from whalefl.runs import COMPARISON, RUN, RunFolder
-
-DEPLOYED = "whalefl deploy"
-"""How the command begins that made a federation's folder, which goes on in its own way."""
+from whalefl.runs import COMPARISON, DEPLOYED, RUN, RunFolder, alone_in
 
 
 def resume(folder: Path, jobs: int | None, together: int) -> None:
@@ -33,16 +30,17 @@ def resume(folder: Path, jobs: int | None, together: int) -> None:
             execute(Job(name, experiment, folder, meta["command"]), listener)
         end_run(run, experiment, meta["command"])
         return
-    comparison = Comparison.read(folder)
-    left = [
-        Job(f"{label} seed {seed}", experiment_in(run.path), run.path, run.meta()["command"])
-        for label, by_seed in comparison.runs.items()
-        for seed, run in by_seed.items()
-        if not run.ended
-    ]
-    with resumable(folder), progress_of({job.name: job.experiment for job in left}) as listener:
-        execute_all(left, jobs or os.cpu_count() or 1, listener, together)
-    comparison.show()
+    with alone_in(folder):
+        comparison = Comparison.read(folder)
+        left = [
+            Job(f"{label} seed {seed}", experiment_in(run.path), run.path, run.meta()["command"])
+            for label, by_seed in comparison.runs.items()
+            for seed, run in by_seed.items()
+            if not run.ended
+        ]
+        with resumable(folder), progress_of({job.name: job.experiment for job in left}) as listener:
+            execute_all(left, jobs or os.cpu_count() or 1, listener, together)
+        comparison.show()
 
 
 def report(folder: Path) -> None:

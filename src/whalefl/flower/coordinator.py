@@ -33,7 +33,7 @@ from whalefl.flower.refusal import Refused
 from whalefl.flower.scoring import score_on_devices, score_on_server
 from whalefl.flower.terms import Deployment
 from whalefl.flower.transport import Arrival, Transport
-from whalefl.runs import FINISHED, RUNNING, RunFolder
+from whalefl.runs import DEPLOYED, FINISHED, RUNNING, RunFolder
 from whalefl.scheduling.policies import Announcement, ServerMemory, Whale
 from whalefl.subnet.aggregation import PartialSums
 from whalefl.subnet.axes import Plan
@@ -91,7 +91,7 @@ class Coordinator:
         if found is None:
             for left in folder.glob("*"):  # of a run that was killed before its first round ended
                 left.unlink()
-            RunFolder.create(folder, to_toml(self.settings), "whalefl deploy server", __version__)
+            RunFolder.create(folder, to_toml(self.settings), DEPLOYED, __version__)
             return {}
         self.state, ledger = found
         mend_metrics(self.folder, ledger)
