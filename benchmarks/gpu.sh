@@ -3,10 +3,12 @@
 # a time limit of its own, so that one that hangs leaves time for the others; it then shows where it was.
 #
 #     benchmarks/gpu.sh      # with another Python than that of .venv: PYTHON=python3 benchmarks/gpu.sh
+#
+# MNIST has to be there (docs/data.md); packages that this Python lacks may lie in a folder on PYTHONPATH.
 set -u
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
-export PYTHONPATH=src PYTHONFAULTHANDLER=1 PYTHONUNBUFFERED=1
+export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH} PYTHONFAULTHANDLER=1 PYTHONUNBUFFERED=1
 failed=0
 
 part() {

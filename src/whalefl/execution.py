@@ -121,6 +121,7 @@ class Underway:
             half_written.unlink()
         state = load_state(path, federation) if path.exists() else first_state(federation)
         if folder.keep_rounds(state.round) != state.round:
+            path.unlink()
             state = first_state(federation)
             folder.keep_rounds(state.round)
         folder.mark(RUNNING)

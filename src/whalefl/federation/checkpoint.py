@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,8 @@ def load_state(path: Path, federation: Federation) -> State:
     """The state that was saved, its tensors where the federation's data is."""
     tensors, head = read_tensors(path)
     moment = TypeAdapter(Moment).validate_json(head)
-    return with_tensors(
-        State(moment.round, moment.clock_s, {}, moment.devices, {}, moment.memory, moment.reports), tensors, federation
-    )
+    state = State(moment.round, moment.clock_s, {}, moment.devices, {}, moment.memory, moment.reports)
+    return with_tensors(state, tensors, federation)
 
 
 def tensors_of(state: State) -> dict[str, Tensor]:
@@ -58,15 +57,7 @@ def with_tensors(state: State, tensors: Mapping[str, Tensor], federation: Federa
     for kind, own in (("weights", first.weights), ("trained", first.last_trained)):
         for name, tensor in own.items():
             tensor.copy_(tensors[f"{kind}/{name}"])
-    return State(
-        round=state.round,
-        clock_s=state.clock_s,
-        weights=first.weights,
-        devices=state.devices,
-        last_trained=first.last_trained,
-        memory=state.memory,
-        reports=state.reports,
-    )
+    return replace(state, weights=first.weights, last_trained=first.last_trained)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], head: Mapping[str, Any]) -> None:
