@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from whalefl.federation.evaluation import (
@@ -16,7 +18,7 @@ from whalefl.federation.evaluation import (
     gather_statistics,
     observed_moments,
 )
-from whalefl.tasks.layers import Scaler, StaticBatchNorm
+from whalefl.tasks.layers import Pool, Scaler, StaticBatchNorm, mean_and_variance_in_blocks, norm_pool_relu
 from whalefl.tasks.partition import Share
 from whalefl.tasks.task import Task
 
@@ -94,3 +96,33 @@ def test_the_scaler_divides_by_the_width() -> None:
     x = torch.ones(2, 3)
     assert Scaler(0.25)(x).tolist() == (4 * x).tolist()
     assert Scaler(1.0)(x) is x
+
+
+@given(
+    examples=st.integers(1, 40),
+    channels=st.integers(1, 9),
+    side=st.integers(1, 5),
+    mean=st.floats(-100, 100),
+    block=st.integers(1, 200),
+    last=st.booleans(),
+)
+def test_moments_taken_block_by_block_are_those_of_all(
+    examples: int, channels: int, side: int, mean: float, block: int, last: bool
+) -> None:
+    x = torch.randn(examples, channels, side, side) + mean
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
+    found = mean_and_variance_in_blocks(x, block)
+    variance, average = torch.var_mean(x.double(), dim=(0, 2, 3), correction=0)
+    torch.testing.assert_close(found, (average.float(), variance.float()), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("signs", [1.0, -1.0])
+@pytest.mark.parametrize("pool", [(1, 1), (2, 2), (1, 2)])
+def test_pooling_before_or_after_the_norm_is_the_same_to_the_bit(pool: Pool, signs: float) -> None:
+    norm, x = StaticBatchNorm(6).eval(), torch.randn(5, 6, 7, 7)
+    norm.weight.data = torch.rand(6) * torch.tensor([1.0, 1.0, 1.0, 0.0, signs, signs])
+    norm.bias.data = torch.randn(6)
+    norm.statistics = torch.randn(6), torch.rand(6) + 0.1
+    assert norm.keeps_order() == (signs > 0)
+    after = torch.relu(torch.nn.functional.max_pool2d(norm(x), pool))
+    assert torch.equal(norm_pool_relu(norm, x, pool), after)
