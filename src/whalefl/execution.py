@@ -30,6 +30,7 @@ from whalefl.federation.simulation import (
     rounds_together,
     use_one_thread,
 )
+from whalefl.heap import keep_freed_memory
 from whalefl.lock import only_one
 from whalefl.runs import (
     CHECKPOINT,
@@ -163,6 +164,7 @@ def execute_together(jobs: Sequence[Job], listener: Listener) -> Iterator[tuple[
     that was interrupted goes on from its checkpoint.
     """
     use_one_thread()
+    keep_freed_memory()
     federations = [prepared(job.experiment) for job in jobs]
     engine = engine_of(jobs[0].experiment, federations[0].task)
     with closing(engine), ExitStack() as held:

@@ -21,7 +21,7 @@ from whalefl.tasks.layers import Observer, StaticBatchNorm
 from whalefl.tasks.partition import Share
 from whalefl.tasks.task import Task
 
-_CALIBRATION = {"cpu": 1000, "cuda": 5000}  # samples in one forward pass that gathers statistics
+_CALIBRATION = {"cpu": 250, "cuda": 5000}  # samples in one forward pass that gathers statistics
 _SCORING = {"cpu": 100, "cuda": 5000}  # samples in one forward pass that scores: as many as a cache or a GPU likes
 _LOGITS = {"cpu": 2**27, "cuda": 2**29}  # logits in one forward pass, which for texts are the larger limit
 

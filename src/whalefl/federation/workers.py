@@ -8,7 +8,6 @@ stack, longest first. The model is scored piece by piece on all cores too.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import mmap
 import multiprocessing
@@ -49,6 +48,7 @@ from whalefl.federation.evaluation import (
 from whalefl.federation.orders import Order, Outcome
 from whalefl.federation.stacks import Precision, arrange
 from whalefl.federation.training import Training
+from whalefl.heap import keep_freed_memory
 from whalefl.subnet.aggregation import PartialSums, split_flat
 from whalefl.subnet.slicing import Weights
 from whalefl.tasks.costs import level_cost
@@ -56,7 +56,6 @@ from whalefl.tasks.task import Task
 
 _STARTING_FLOPS = 2e8  # what a core could compute in the time that it takes to start the operations of one step
 _GROUPED = 2.0  # how much longer the same FLOPs take in grouped convolutions
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of the C library's malloc.h
 
 Group = Sequence[Order]
 Errand = tuple[Any, ...]
@@ -239,15 +238,6 @@ class WorkersEngine:
         self.close()
 
 
-def _keep_freed_memory() -> None:
-    """Let this process keep the memory that tensors give back: asking the system for it again takes up to a third of a
-    step, whose tensors are the same every time."""
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt"):
-        library.mallopt(_M_TRIM_THRESHOLD, 1 << 30)
-        library.mallopt(_M_MMAP_THRESHOLD, 1 << 25)  # the most it takes
-
-
 def _send(pipe: Connection, message: object) -> None:
     """By plain pickling: torch's own way would open shared memory for every small tensor."""
     pipe.send_bytes(pickle.dumps(message))
@@ -278,7 +268,7 @@ class _Worker:
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {self.core})
         torch.set_num_threads(1)
-        _keep_freed_memory()
+        keep_freed_memory()
         gc.freeze()  # collecting what the parent left would look at, and so copy, all of its objects
         with suppress(EOFError, OSError, KeyboardInterrupt):
             while (errand := pipe.recv()) is not None:

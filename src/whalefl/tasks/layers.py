@@ -99,7 +99,7 @@ def mean_and_variance_in_blocks(x: Tensor, size: int = _BLOCK) -> Statistics:
     variance E[(x - s)^2] - E[x - s]^2. `torch.var_mean` takes ten to twenty times as long with channels last.
     """
     rows = x.movedim(1, -1).flatten(0, -2)
-    blocks = rows.split(max(1, size // rows.shape[1]))
+    blocks = torch.split(rows, max(1, size // rows.shape[1]))
     shift = blocks[0].float().mean(dim=0)
     total, squares = torch.zeros(2, rows.shape[1], dtype=torch.float64).unbind()
     for block in blocks:
