@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -56,11 +56,8 @@ def as_images(rows: Tensor, shape: torch.Size) -> Tensor:
 def joined(around: Tensor, shape: torch.Size) -> Tensor:
     """For every pixel the sum over the patches it is part of: the transpose of `patches`."""
     images, channels, height, width = shape
-    parts = around.view(images, height, width, 3, 3, channels)
-    total = parts[..., 1, 1, :].to(torch.float32, copy=True)  # rounded to bf16 once, not with every patch
-    for here, there, row, column in _outer_taps():
-        total[there] += parts[(*here, row, column)]
-    return total.flatten(0, 2).to(around.dtype)
+    taps, begins = _taps_of_pixels(images, height, width)
+    return F.embedding_bag(taps, around.view(-1, channels), begins, mode="sum")
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
@@ -71,14 +68,11 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     return left @ right.t()
 
 
-Region = tuple[slice, slice, slice]
-
-
-def _outer_taps() -> Iterator[tuple[Region, Region, int, int]]:
-    """The eight weights around the middle one: which pixels they add to, from which, and their row and column."""
-    every, first, last = slice(None), slice(None, -1), slice(1, None)
-    reach = [(last, first), (every, every), (first, last)]  # of rows, and of columns: pixels, and their neighbours
-    for row, (pixel_rows, rows) in enumerate(reach):
-        for column, (pixel_columns, columns) in enumerate(reach):
-            if (row, column) != (1, 1):
-                yield (every, pixel_rows, pixel_columns), (every, rows, columns), row, column
+@cache
+def _taps_of_pixels(images: int, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Which taps of all patches see the first pixel, which the second, and so on; and where each pixel's begin."""
+    pixels = torch.arange(1, images * height * width + 1).view(images, 1, height, width)  # 0 is beyond the edge
+    around = patches(pixels).flatten()
+    within = around.nonzero()[:, 0]
+    owners, order = around[within].sort(stable=True)
+    return within[order], torch.searchsorted(owners, pixels.flatten())
