@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -12,14 +14,15 @@ from torch import Tensor, nn
 from whalefl.federation.evaluation import gather_statistics
 from whalefl.federation.logits import PlainLogits
 from whalefl.tasks.cnn import CNN, cnn_axes
-from whalefl.tasks.layers import Fusable, StaticBatchNorm
+from whalefl.tasks.layers import Fusable, StaticBatchNorm, fused_operations_work
 from whalefl.tasks.resnet import ResNet18, resnet18_axes
 from whalefl.tasks.task import Shape
 
 PLACE = "cuda" if torch.cuda.is_available() else "cpu"
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from whalefl.tasks.fused import grey_block, mean_and_variance, norm_pool_relu, try_out  # noqa: E402
+from whalefl.tasks import fused, word_losses  # noqa: E402
+from whalefl.tasks.fused import grey_block, mean_and_variance, norm_pool_relu  # noqa: E402
 from whalefl.tasks.word_losses import WordLogits  # noqa: E402
 
 
@@ -129,8 +132,26 @@ def test_a_fused_resnet() -> None:
     alike(lambda: ResNet18(Shape(dict.fromkeys(axes.sizes, 2)), 3, 4), drawn((4, 3, 16, 16))[0])
 
 
-def test_they_can_be_tried_out() -> None:
-    try_out(PLACE)
+@pytest.mark.parametrize("module", [fused, word_losses])
+def test_they_can_be_tried_out(module: ModuleType) -> None:
+    module.try_out(PLACE)
+
+
+@pytest.mark.parametrize("name", ["losses", "labels"])
+def test_losses_that_come_out_wrong_are_noticed_when_tried_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = getattr(WordLogits, name)
+    monkeypatch.setattr(WordLogits, name, lambda self, given: right(self, given) + 2)
+    with pytest.raises(AssertionError):
+        word_losses.try_out(PLACE)
+
+
+def test_operations_that_do_not_work_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def try_out(place: str) -> None:
+        raise RuntimeError(f"no compiler on {place}")
+
+    monkeypatch.setitem(sys.modules, "broken", SimpleNamespace(try_out=try_out))
+    with pytest.warns(UserWarning, match="broken do not work on this GPU .no compiler on cuda."):
+        assert not fused_operations_work("broken")
 
 
 def test_what_is_not_a_number_is_passed_on() -> None:

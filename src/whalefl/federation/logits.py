@@ -43,7 +43,7 @@ class PlainLogits:
 def training_logits(output: Tensor, absent: Tensor | None) -> Logits:
     """What the loss uses of a model's output; `absent` (copies x classes) marks whom a copy's device does not own."""
     rows = output.flatten(0, -2)
-    if rows.is_cuda and rows.shape[-1] >= MANY and fused_operations_work():
+    if rows.is_cuda and rows.shape[-1] >= MANY and fused_operations_work("whalefl.tasks.word_losses"):
         from whalefl.tasks.word_losses import WordLogits
 
         return WordLogits(rows, absent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Literal, get_args
 
@@ -149,16 +150,17 @@ def fuse(model: nn.Module) -> None:
 
 
 @cache
-def fused_operations_work() -> bool:
-    """Whether Triton is there and can compile for this GPU: a compiler may be missing, or the GPU too old."""
+def fused_operations_work(module: str = "whalefl.tasks.fused") -> bool:
+    """Whether Triton is there and can compile a module's operations for this GPU, and they come out right: a compiler
+    may be missing, or the GPU too old."""
     if find_spec("triton") is None:
         return False
-    from whalefl.tasks.fused import try_out
-
     try:
-        try_out("cuda")
+        with torch.enable_grad():
+            import_module(module).try_out("cuda")
     except Exception as error:  # whatever it is, torch's own operations do it too
-        warnings.warn(f"fused operations do not work on this GPU ({error}); torch's own are slower", stacklevel=2)
+        text = f"fused operations of {module} do not work on this GPU ({error}); torch's own are slower"
+        warnings.warn(text, stacklevel=2)
         return False
     return True
 

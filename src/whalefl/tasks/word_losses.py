@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from whalefl.tasks import word_kernels
 
 _BLOCK = 4096  # classes that one program holds at a time
+_TRIED = 16  # rows, as a multiple of which the compiler takes the numbers of real ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +43,25 @@ class WordLogits:
             return None
         rows = _readable(self.rows.detach())
         return F.pad(self.absent, (0, _room(rows) - rows.shape[1]))
+
+
+def try_out(place: str) -> None:
+    """Do all operations once on a few rows, and compare with torch's own; whatever is wrong is raised.
+
+    The rows are of the form that real ones have, so that what is compiled here serves them too.
+    """
+    numbers = torch.arange(_TRIED * (_BLOCK + 64), device=place).view(_TRIED, -1)
+    rows = (3 * numbers.sin()).to(torch.bfloat16)[:, : _BLOCK + 2].requires_grad_()
+    targets, draws = numbers[:, 0] % rows.shape[1], (numbers[:, 0] + 0.5) / numbers.numel()
+    for absent in (None, numbers[:1, : rows.shape[1]] % 3 == 1):
+        plain = rows.float() if absent is None else rows.float().masked_fill(absent, 0.0)
+        words, losses = WordLogits(rows, absent), F.cross_entropy(plain, targets, reduction="none")
+        found = words.losses(targets)
+        torch.testing.assert_close(found, losses, rtol=1e-4, atol=1e-4)
+        slopes = [torch.autograd.grad(every.sum(), rows)[0] for every in (found, losses)]
+        torch.testing.assert_close(*slopes, rtol=1e-2, atol=1e-5)
+        before = plain.softmax(dim=1).cumsum(dim=1) < draws[:, None]
+        torch.testing.assert_close(words.labels(draws), before.sum(dim=1), rtol=0, atol=1)
 
 
 def _readable(rows: Tensor) -> Tensor:
