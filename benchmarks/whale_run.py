@@ -1,9 +1,10 @@
 """Where the time of a whole run goes: WHALE on MNIST, or another method and task, with an evaluation every round.
 
-The run is made twice, each time in a process of its own: as the first one on a machine, which compiles the kernels
-that a GPU needs, and again, when the compiler has kept them.
+On a GPU the run is made twice, each time in a process of its own: as the first one on a machine, which compiles the
+kernels that a GPU needs, and again, when the compiler has kept them. On a CPU several methods run, each once.
 
 python benchmarks/whale_run.py --device cuda --rounds 400      # writes results/bench/whale_run.json
+python benchmarks/whale_run.py --methods fedavg,whale          # writes results/bench/whale_run_cpu.json
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -31,10 +33,13 @@ from whalefl.federation import simulation
 from whalefl.federation.engine import Engine
 from whalefl.federation.evaluation import Score
 from whalefl.federation.orders import Order, Outcome
+from whalefl.report.summary import WINDOW, time_to_target
 from whalefl.subnet.aggregation import PartialSums
 from whalefl.subnet.slicing import Weights
+from whalefl.values import RoundRecord
 
 TIMES = ("the first on a machine", "again")
+RESULTS = Path("results/bench")
 
 
 class Timed:
@@ -87,13 +92,17 @@ def timed_run(task: str, method: str, wanted: dict[str, Any]) -> dict[str, Any]:
     experiment = compose([preset(task), preset("paper"), preset(f"{task}/{method}"), {"method": method, **wanted}])
     federation = prepared(experiment)
     engine = Timed(make_engine(experiment, federation.task))
-    start = time.perf_counter()
-    records = [finished.record for finished in simulation.rounds_of(federation, engine)]
-    total = time.perf_counter() - start
+    start, records, ends = time.perf_counter(), list[RoundRecord](), list[float]()
+    for finished in simulation.rounds_of(federation, engine):
+        records.append(finished.record)
+        ends.append(time.perf_counter() - start)
     engine.close()
-    rounds, training = len(records), sum(engine.seconds)
+    total, rounds, training = ends[-1], len(records), sum(engine.seconds)
+    reached = time_to_target([asdict(record) for record in records], experiment.target)
     return {
         "rounds": rounds,
+        "reached_round": None if reached is None else reached["round"],
+        "reached_s": None if reached is None else ends[reached["round"] + WINDOW - 2],
         "total_s": total,
         "training_ms": 1e3 * training / rounds,
         "recordings": len(recordings),
@@ -109,29 +118,38 @@ def timed_run(task: str, method: str, wanted: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--rounds", type=int, help="400 on a GPU and 25 on a CPU, if left out")
     parser.add_argument("--task", default="mnist")
-    parser.add_argument("--method", default="whale")
-    parser.add_argument("--precision", default="tf32")
-    parser.add_argument("--out", type=Path, default=Path("results/bench/whale_run.json"))
+    parser.add_argument("--methods", default="whale")
+    parser.add_argument("--precision", help="tf32 on a GPU and fp32 on a CPU, if left out")
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--once", action="store_true", help="make one run here, and print where its time went")
     arguments = parser.parse_args()
-    wanted = {key: getattr(arguments, key) for key in ("device", "rounds", "precision")}
+    on_gpu = arguments.device == "cuda"
+    wanted = {
+        "device": arguments.device,
+        "rounds": arguments.rounds or (400 if on_gpu else 25),
+        "precision": arguments.precision or ("tf32" if on_gpu else "fp32"),
+    }
+    methods = arguments.methods.split(",")
     if arguments.once:
-        print(json.dumps(timed_run(arguments.task, arguments.method, wanted)))
+        print(json.dumps(timed_run(arguments.task, methods[0], wanted)))
         return
-    words = [f"--{key}={getattr(arguments, key)}" for key in (*wanted, "task", "method")]
+    words = [f"--{key}={value}" for key, value in {**wanted, "task": arguments.task}.items()]
     runs = {}
     with tempfile.TemporaryDirectory() as compiled:
-        for name in TIMES:
-            command = [sys.executable, __file__, *words, "--once"]
-            environment = os.environ | {"TRITON_CACHE_DIR": compiled}
-            answer = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
-            runs[name] = json.loads(answer.stdout.splitlines()[-1])
-    result = {"command": " ".join(["python", "benchmarks/whale_run.py", *words]), "runs": runs}
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+        for method in methods:
+            for name in TIMES if on_gpu else (method,):
+                command = [sys.executable, __file__, *words, f"--methods={method}", "--once"]
+                environment = os.environ | {"TRITON_CACHE_DIR": compiled}
+                answer = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+                runs[name] = json.loads(answer.stdout.splitlines()[-1])
+    asked = [*words, f"--methods={arguments.methods}"]
+    result = {"command": " ".join(["python", "benchmarks/whale_run.py", *asked]), "runs": runs}
+    out = arguments.out or RESULTS / ("whale_run.json" if on_gpu else "whale_run_cpu.json")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
 
 
