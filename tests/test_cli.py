@@ -203,10 +203,11 @@ def test_a_run_that_diverges_is_named_and_the_others_go_on(tmp_path: Path, jobs:
     runs = ("compare", "digits", *QUICK, "--methods", "heterofl", "--sweep", "training.lr=1e30,0.01")
     done = whalefl(*runs, "--set", "training.clip=0", "--jobs", jobs, "--out", "a b", cwd=tmp_path)
     assert done.returncode == 0 and done.stderr == ""
-    assert "left out        heterofl training.lr=1e30, seed 0: training diverged" in done.stdout
-    rows = json.loads((tmp_path / "a b" / "table.json").read_text())["rows"]
-    assert [row["label"] for row in rows] == ["heterofl training.lr=0.01"]
-    assert "Left out: heterofl training.lr=1e30, seed 0: " in (tmp_path / "a b" / "report.md").read_text()
+    assert "diverged        heterofl training.lr=1e30, seed 0: training diverged" in done.stdout
+    gone, kept = json.loads((tmp_path / "a b" / "table.json").read_text())["rows"]
+    assert [row["label"] for row in (gone, kept)] == ["heterofl training.lr=1e30", "heterofl training.lr=0.01"]
+    assert (gone["seeds"], gone["reached"], gone["final_accuracy"]) == (1, 0, 0.0) and kept["final_accuracy"] > 0
+    assert ": heterofl training.lr=1e30, seed 0: training diverged" in (tmp_path / "a b" / "report.md").read_text()
     command = json.loads((tmp_path / "a b" / "heterofl-training.lr=0.01-seed0" / "run.json").read_text())["command"]
     assert shlex.split(command)[-1] == "a b/heterofl-training.lr=0.01-seed0/config.toml"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import exp, log, sqrt
 from pathlib import Path
 
@@ -22,8 +22,9 @@ from whalefl.experiments.reading import (
     tuned_reference,
     untuned_reference,
 )
-from whalefl.experiments.store import Store
-from whalefl.experiments.tables import Hours, Pair, Pairs, gain_of, speedup_text
+from whalefl.experiments.store import Finished, Store
+from whalefl.experiments.tables import Hours, Pair, Pairs, crossing, gain_of, speedup_text
+from whalefl.experiments.theorem import mean_coverage
 from whalefl.experiments.trajectories import correlation, rank_correlation, restlessness, shares_by_third
 from whalefl.experiments.tuning import MOST_SHARE, finalists, method_cells, trial, winner, with_all_seeds
 from whalefl.experiments.verdicts import (
@@ -48,7 +49,7 @@ from whalefl.experiments.verdicts import (
     side,
     speedup_side,
 )
-from whalefl.report.compact import POINTS, compact_metrics, records_of, to_json
+from whalefl.report.compact import POINTS, compact_metrics, level_lines, records_of, to_json
 from whalefl.report.comparison import Bounded
 from whalefl.report.statistics import COVERED, Speedup, bootstrap_interval, mean_of, speedup
 from whalefl.report.summary import Record, summarise
@@ -122,6 +123,9 @@ def test_ranks_correlate() -> None:
 # --- compact metrics
 
 
+KINDS = ("JetsonNano", "RaspberryPi4")
+
+
 def varied(rounds: int) -> list[Record]:
     """A run of two devices, the second of which narrows in the last third."""
     records = []
@@ -129,14 +133,12 @@ def varied(rounds: int) -> list[Record]:
         narrow = 3 if number > 2 * rounds / 3 else 1
         devices = (device(0, level=1, fisher=4.0), device(1, kind="RaspberryPi4", level=narrow, fisher=2.0 * number))
         records.append(round_record(number, 10.0 * number, number / rounds, devices))
-    from dataclasses import asdict
-
     return [json.loads(json.dumps(asdict(record))) for record in records]
 
 
 def test_compact_metrics_summarise_as_the_records_do() -> None:
     records = varied(30)
-    compact = json.loads(to_json(compact_metrics(records)))
+    compact = json.loads(to_json(compact_metrics(records, KINDS)))
     assert compact["levels"] == [[20, "11"], [10, "13"]]
     assert compact["shares"] == {"1": 1.0, "3": 0.0625}
     before, after = summarise(records, 0.7), summarise(records_of(compact), 0.7)
@@ -146,8 +148,20 @@ def test_compact_metrics_summarise_as_the_records_do() -> None:
     assert after.energy_j == before.energy_j
 
 
+def test_a_device_that_never_took_part_leaves_the_places_of_the_others() -> None:
+    records = [
+        json.loads(json.dumps(asdict(round_record(number, 10.0 * number, 0.5, devices))))
+        for number, devices in enumerate([(device(1, level=2),), (device(3, level=1), device(1, level=3))], start=1)
+    ]
+    compact = compact_metrics(records, ["MacBookPro2018", "JetsonNano", "JetsonTX2", "JetsonNano"])
+    assert level_lines(compact) == ["-2--", "-3-1"]
+    read = [[(d["kind"], d["level"]) for d in record["devices"]] for record in records_of(compact)]
+    assert read == [[("JetsonNano", 2)], [("JetsonNano", 3), ("JetsonNano", 1)]]
+    assert summarise(records_of(compact), None).mean_share == pytest.approx(summarise(records, None).mean_share)
+
+
 def test_long_runs_stay_small() -> None:
-    compact = compact_metrics(varied(1000))
+    compact = compact_metrics(varied(1000), KINDS)
     assert len(compact["coverage"]["round"]) == POINTS == len(compact["fisher"]["unit"])
     assert compact["fisher"]["JetsonNano"][0] == 4.0
     assert compact["fisher"]["RaspberryPi4"][0] == 6.0  # rounds 1 to 5: 2, 4, 6, 8, 10
@@ -155,7 +169,7 @@ def test_long_runs_stay_small() -> None:
 
 
 def test_a_run_without_rounds_is_still_written() -> None:
-    assert compact_metrics([])["rounds"] == 0
+    assert compact_metrics([], KINDS)["rounds"] == 0
 
 
 # --- reading a results folder
@@ -163,7 +177,7 @@ def test_a_run_without_rounds_is_still_written() -> None:
 
 def keep(store: Store, cell, seed: int, accuracies: list[float], step_s: float, **more: object) -> None:
     """A finished run of a cell with one round every `step_s`."""
-    compact = compact_metrics(curve(*accuracies, step_s=step_s))
+    compact = compact_metrics(curve(*accuracies, step_s=step_s), KINDS[:1])
     header = {"status": "finished", "task": cell.setting.task, "method": cell.method, "seconds": 1.0}
     store.save(run_of(cell, seed), {**header, "commit": "abc", "machine": "here", "device": "cpu", **compact, **more})
 
@@ -202,6 +216,33 @@ def test_a_diverged_run_is_censored_at_the_horizon(store: Store) -> None:
     found = summaries(store, WHALE)[3]
     assert found.reached_s is None and found.crossed_s is None and found.time_s == MNIST.horizon_s
     assert "WHALE (1 diverged)" in Hours(MNIST, (FEDAVG, WHALE)).markdown(store)
+
+
+def test_a_run_that_breaks_off_at_once_counts_too(store: Store) -> None:
+    keep(store, WHALE, 3, [], 100.0, status="diverged")
+    keep(store, FEDAVG, 3, rising(60, 20, 0.95), 100.0)
+    found = summaries(store, WHALE)[3]
+    assert (found.reached_s, found.time_s, found.final_accuracy, found.rounds) == (None, MNIST.horizon_s, 0.0, 1)
+    page = Hours(MNIST, (FEDAVG, WHALE)).markdown(store)
+    assert "WHALE (1 diverged)" in page and "3 of 4 (6 seeds not run)" in page
+    assert Sooner(WHALE, FEDAVG).find(store).verdict != CONFIRMED  # without it the claim would be
+    gain = gain_of(store, FEDAVG, WHALE)
+    assert gain is not None and gain.seeds == 4 and gain.value < -0.2
+
+
+def test_first_crossings_are_medians_of_all_runs(store: Store) -> None:
+    assert crossing(summaries(store, FEDAVG)) == f"{2400 / 3600:.2f}"
+    for seed in (3, 4, 5, 6):
+        keep(store, FEDAVG, seed, [0.1] * 60, 100.0)
+    assert crossing(summaries(store, FEDAVG)) == f"≥{6000 / 3600:.2f} (3 of 7)"
+
+
+def test_the_warm_up_is_left_out_of_long_runs_too() -> None:
+    records = [{**one, "coverage": {**one["coverage"], "untouched": float(one["round"] <= 2)}} for one in varied(1000)]
+    compact = compact_metrics(records, KINDS)
+    run = Finished(run_of(WHALE, 0), compact)
+    assert mean_coverage([run], "untouched") == pytest.approx(0.002)
+    assert mean_coverage([run], "untouched", first=3) == 0
 
 
 def test_texts_are_read_on_the_accuracy_on_which_fedavg_is_nearest_to_the_paper(store: Store) -> None:

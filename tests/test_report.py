@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from whalefl.report.page import write_report
 from whalefl.report.plots import median_curve
 from whalefl.report.summary import RunSummary, final_accuracy, first_crossing, mean_share, summarise, time_to_target
 from whalefl.report.table import HEADER, cells, markdown, notes
-from whalefl.runs import RunFolder
+from whalefl.runs import DIVERGED, RunFolder
 from whalefl.values import Coverage, Delay, DeviceReport, Energy, RoundRecord
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -79,6 +80,7 @@ def run(
     return RunSummary(
         rounds=rounds,
         time_s=time_s,
+        round_s=time_s / rounds,
         reached_s=reached_s,
         reached_round=reached_round,
         crossed_s=reached_s,
@@ -428,6 +430,20 @@ def test_a_report_leaves_a_table_a_page_and_pictures(tmp_path: Path) -> None:
         ("whale", Bounded(20.0), Bounded(2)),
     ]
     assert rows[1].speedup is not None and rows[1].speedup.value == pytest.approx(3.0)
+
+
+def test_a_run_that_diverged_counts_as_one_that_never_reaches(tmp_path: Path) -> None:
+    runs = {label: dict(by_seed) for label, by_seed in comparison(tmp_path, fisher=None).items()}
+    runs["fedavg"][1].mark(DIVERGED, "training diverged")
+    runs["whale"][2] = stored(tmp_path / "at-once", [])
+    runs["whale"][2].mark(DIVERGED, "training diverged too")
+    fedavg, whale = write_report(tmp_path, runs, 0.9, "whalefl compare digits")
+    assert (fedavg.reached, fedavg.seeds, whale.reached, whale.seeds) == (1, 2, 2, 3)
+    assert fedavg.time_s == Bounded((60.0 + 160.0) / 2, "≥") and whale.time_s == Bounded(20.0)
+    assert whale.speedup == Bounded(pytest.approx(sqrt(3.0 * 8.0)), "≥")
+    assert whale.final_accuracy == pytest.approx(0.6) and fedavg.final_accuracy == pytest.approx(0.45)
+    page = (tmp_path / "report.md").read_text(encoding="utf8")
+    assert "fedavg, seed 1: training diverged." in page and "whale, seed 2: training diverged too." in page
 
 
 def test_the_table_file_holds_the_rows_the_target_and_the_command(tmp_path: Path) -> None:

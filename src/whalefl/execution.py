@@ -70,10 +70,11 @@ class Job:
     resumable: bool = True
 
 
-def prepared(experiment: Experiment) -> Federation:
-    """The federation of an experiment, not yet trained: whatever is wrong with it is said now."""
+def prepared(experiment: Experiment, task: Task | None = None) -> Federation:
+    """The federation of an experiment, not yet trained: whatever is wrong with it is said now. Its task is loaded if it
+    is not given."""
     return assemble(
-        _task(experiment),
+        task or _task(experiment),
         experiment.make_method(),
         experiment.fleet,
         experiment.weather,
@@ -165,7 +166,8 @@ def execute_together(jobs: Sequence[Job], listener: Listener) -> Iterator[tuple[
     """
     use_one_thread()
     keep_freed_memory()
-    federations = [prepared(job.experiment) for job in jobs]
+    task = _task(jobs[0].experiment)  # those that train alike have one
+    federations = [prepared(job.experiment, task) for job in jobs]
     engine = engine_of(jobs[0].experiment, federations[0].task)
     with closing(engine), ExitStack() as held:
         folders = [folder_of(job, *_told(federation)) for job, federation in zip(jobs, federations, strict=True)]
@@ -192,17 +194,17 @@ def execute_together(jobs: Sequence[Job], listener: Listener) -> Iterator[tuple[
 def _rounds(
     unfinished: Mapping[int, Underway], engine: Engine, listener: Listener
 ) -> Iterator[tuple[int, Diverged | None]]:
-    """All rounds of some runs; yields each run that has come to its end, and how it diverged if it did."""
-    runs = dict(unfinished)
-    yield from ((number, None) for number, run in runs.items() if run.over)
-    going = [number for number, run in runs.items() if not run.over]
-    states = (runs[number].state for number in going)
-    for place, finished in rounds_together([runs[number].federation for number in going], engine, states):
+    """All rounds of some runs; yields each run that has come to its end, after which it must be gone from them, and how
+    it diverged if it did."""
+    yield from [(number, None) for number, run in unfinished.items() if run.over]
+    going = list(unfinished)
+    states = (unfinished[number].state for number in going)
+    for place, finished in rounds_together([unfinished[number].federation for number in going], engine, states):
         number = going[place]
         if isinstance(finished, Diverged):
             yield number, finished
             continue
-        run = runs[number]
+        run = unfinished[number]
         run.folder.append(finished.record)
         run.state = finished.state
         listener(run.job.name, finished.record)

@@ -10,7 +10,7 @@ from rich.console import Console
 from whalefl.cli.tables import print_table
 from whalefl.config import Experiment
 from whalefl.lock import is_held
-from whalefl.report.page import Runs, left_out, not_ended, write_report
+from whalefl.report.page import Runs, diverged, left_out, not_ended, write_report
 from whalefl.report.summary import WINDOW, summarise
 from whalefl.report.table import HEADER, cells, notes
 from whalefl.runs import DEPLOYED, RUNNING, RunFolder
@@ -47,7 +47,7 @@ def end_comparison(folder: Path, runs: Runs, target: float | None, command: str)
     rows = write_report(folder, runs, target, command)
     print_table([name.replace(" ", "\n") for name in HEADER], cells(rows))
     print(textwrap.fill(notes(target, rows[0].label), Console().width))
-    for what, told in (("left out", left_out(runs)), ("not at its end", not_ended(runs))):
+    for what, told in (("left out", left_out(runs)), ("diverged", diverged(runs)), ("not at its end", not_ended(runs))):
         for (label, seed), text in told.items():
             print(f"{what:15} {label}, seed {seed}: {text}")
     print(f"report          {folder / 'report.md'}")

@@ -108,7 +108,8 @@ def carry_out(batch: Sequence[Work], listener: Listener) -> None:
     for number, diverged in execute_together(jobs, listener):
         work, seconds = batch[number], (time.perf_counter() - start) / len(batch)
         status, reason = ("finished", None) if diverged is None else ("diverged", str(diverged))
-        metrics = compact_metrics(list(RunFolder(work.folder).records()))
+        kinds = [device.kind for device in work.experiment.fleet.devices]
+        metrics = compact_metrics(list(RunFolder(work.folder).records()), kinds)
         header = _header(work, status, reason, seconds, len(batch))
         Store(work.place.results).save(work.run, {**header, **metrics})
 

@@ -280,7 +280,8 @@ of the virtual time is above that of the first and of the last third. Size follo
 correlation over time between the share trained and the Fisher information of the D rounds before is above 0 (the trace
 over the slice grows with the slice, so of that it is so by construction); convergence follows coverage if, over the
 seven methods and without the {WARM_UP} rounds in which adaptive devices warm up, the rank correlation with fewer rounds
-to the target is above 0 and the methods differ in it (seven methods are few, and they differ in more than coverage).
+to the target (those that never reach it need the most) is above 0 and the methods differ in it (seven methods are few,
+and they differ in more than coverage).
 Everything else is not decidable: one seed or two decide nothing, nor do ratios of some seeds where in others neither
 run reached the target. Intervals of few seeds cover less than they say: of normal values, those of {_SEEDS} seeds
 hold the true mean in {_COVERED} % of cases instead of 95. Of three seeds an interval is their range, and one in four

@@ -9,7 +9,7 @@ from whalefl.experiments.protocol import MNIST, SEVEN
 from whalefl.experiments.reading import main_cell, speedup_over, summaries
 from whalefl.experiments.sections import write_section
 from whalefl.experiments.store import Store
-from whalefl.experiments.tables import NOT_RUN, crossing, final_of, median_spent, percent, speedup_text
+from whalefl.experiments.tables import NOT_RUN, crossing, final_of, hours_spent, percent, speedup_text
 from whalefl.markdown import grid
 
 
@@ -37,7 +37,7 @@ def _row(store: Store, method: str) -> tuple[str, ...]:
     runs, final = summaries(store, cell), final_of(store, cell)
     return (
         cell.label,
-        median_spent(runs, 3600).text(".2f") if runs else NOT_RUN,
+        hours_spent(runs).text(".2f") if runs else NOT_RUN,
         crossing(runs) if runs else "",
         speedup_text(speedup_over(store, fedavg, cell)) if runs else "",
         speedup_text(speedup_over(store, fedavg, cell, unit="crossings")) if runs else "",

@@ -13,7 +13,7 @@ from whalefl.experiments.protocol import FIRST_TUNING_SEED, LABELS, Setting
 from whalefl.experiments.store import Finished, Store
 from whalefl.report.comparison import Unit
 from whalefl.report.statistics import Speedup, speedup
-from whalefl.report.summary import RunSummary, final_accuracy
+from whalefl.report.summary import RunSummary, final_accuracy, summarise_diverged
 
 Summaries = Mapping[int, RunSummary]
 
@@ -48,19 +48,16 @@ def tuned_reference(setting: Setting) -> Cell:
 def summaries(
     store: Store, cell: Cell, target: float | None = None, metric: str | None = None
 ) -> dict[int, RunSummary]:
-    """The summaries of a cell's finished runs, by seed; target and metric are the setting's own unless given."""
+    """The summaries of a cell's runs that have ended, by seed; target and metric are the setting's own unless given."""
     metric = metric or metric_of(store, cell.setting)
     wanted = cell.setting.target if target is None else target
-    return {seed: _summary(run, wanted, metric) for seed, run in store.runs(cell).items()}
+    return {seed: _summary(run, wanted, metric) for seed, run in store.ended(cell).items()}
 
 
 def _summary(run: Finished, target: float, metric: str) -> RunSummary:
-    summary = run.summary(target, metric)
-    horizon = run.run.experiment.horizon_s
-    if not run.diverged or horizon is None:
-        return summary
-    # What diverged would not have kept the target, whenever it was there, however long it had been given.
-    return replace(summary, time_s=horizon, reached_s=None, reached_round=None, crossed_s=None)
+    if run.diverged:
+        return summarise_diverged(run.records(), target, run.run.experiment.horizon_s)
+    return run.summary(target, metric)
 
 
 def untuned_reference(setting: Setting) -> Cell:

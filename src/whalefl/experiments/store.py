@@ -41,7 +41,7 @@ class Finished:
 
     @property
     def usable(self) -> bool:
-        """Whether there is anything to summarise: a run that broke off in its first round left no record."""
+        """Whether there is anything to show: a run that broke off in its first round left no record."""
         return bool(self.compact["rounds"])
 
 
@@ -61,10 +61,14 @@ class Store:
             return None
         return Finished(run, _read(path, path.stat().st_mtime_ns))
 
-    def runs(self, cell: Cell) -> dict[int, Finished]:
-        """The finished runs of a cell, by seed."""
+    def ended(self, cell: Cell) -> dict[int, Finished]:
+        """The runs of a cell that have ended, by seed."""
         found = {seed: self.find(run_of(cell, seed)) for seed in cell.all_seeds}
-        return {seed: run for seed, run in found.items() if run is not None and run.usable}
+        return {seed: run for seed, run in found.items() if run is not None}
+
+    def runs(self, cell: Cell) -> dict[int, Finished]:
+        """Those of them that have something to show."""
+        return {seed: run for seed, run in self.ended(cell).items() if run.usable}
 
     def save(self, run: Run, compact: Compact) -> None:
         path = self.path(run)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import mean, median
+from statistics import mean
 
 from whalefl.experiments.cells import Cell
 from whalefl.experiments.protocol import Setting
 from whalefl.experiments.reading import Summaries, second_target, speedup_over, summaries
 from whalefl.experiments.store import Store
 from whalefl.markdown import grid
-from whalefl.report.comparison import Bounded, censored_median, spent
+from whalefl.report.comparison import Bounded, Unit, median_spent
 from whalefl.report.statistics import Interval, Mean, Speedup, mean_of
 
 NOT_RUN = "not run yet"
@@ -49,7 +49,7 @@ class Hours:
 
     def _row(self, store: Store, cell: Cell, target: float) -> tuple[str, ...]:
         runs = summaries(store, cell, target)
-        hours = median_spent(runs, 3600) if runs else None
+        hours = hours_spent(runs) if runs else None
         ratio = speedup_over(store, self.cells[0], cell, target)
         paper_h, paper_x = (numbers.get(cell.method) for numbers in (self.paper_hours, self.paper_speedups))
         times = _beside(
@@ -70,13 +70,13 @@ class Hours:
             cell.label + _diverged(store, cell),
             *times,
             _reached(runs, cell),
-            median_rounds(runs).text(".0f"),
+            median_spent(list(runs.values()), "rounds").text(".0f"),
             crossing(runs),
             *factors,
             speedup_text(speedup_over(store, self.cells[0], cell, target, "crossings")),
             speedup_text(speedup_over(store, self.cells[0], cell, target, "rounds")),
             f"{100 * mean(run.mean_share for run in runs.values()):.0f} %",
-            f"{mean(run.time_s / run.rounds for run in runs.values()):.1f}",
+            f"{mean(run.round_s for run in runs.values()):.1f}",
         )
 
 
@@ -176,15 +176,10 @@ def gain_of(store: Store, reference: Cell, cell: Cell) -> Mean | None:
     return mean_of([above[seed].final_accuracy - below[seed].final_accuracy for seed in above if seed in below])
 
 
-def median_spent(runs: Summaries, scale: float = 1.0) -> Bounded:
-    values = list(runs.values())
-    found = censored_median(values, [spent(run) for run in values])
-    return Bounded(found.value / scale, found.sign)
-
-
-def median_rounds(runs: Summaries) -> Bounded:
-    values = list(runs.values())
-    return censored_median(values, [spent(run, "rounds") for run in values])
+def hours_spent(runs: Summaries, unit: Unit = "seconds") -> Bounded:
+    """The median hours to the target, or to its first crossing."""
+    found = median_spent(list(runs.values()), unit)
+    return Bounded(found.value / 3600, found.sign)
 
 
 def speedup_text(found: Speedup | None) -> str:
@@ -234,14 +229,11 @@ def _reached(runs: Summaries, cell: Cell) -> str:
 
 
 def crossing(runs: Summaries) -> str:
-    """The median hours of the first single evaluation at or above the target."""
-    crossed = [run.crossed_s for run in runs.values() if run.crossed_s is not None]
-    if not crossed:
-        return NONE
-    few = f" ({len(crossed)} of {len(runs)})" if len(crossed) < len(runs) else ""
-    return f"{median(crossed) / 3600:.2f}{few}"
+    """The median hours of the first single evaluation at or above the target, and how many runs had one if not all."""
+    crossed = sum(run.crossed_s is not None for run in runs.values())
+    return hours_spent(runs, "crossings").text(".2f") + (f" ({crossed} of {len(runs)})" if crossed < len(runs) else "")
 
 
 def _diverged(store: Store, cell: Cell) -> str:
-    count = sum(run.diverged for run in store.runs(cell).values())
+    count = sum(run.diverged for run in store.ended(cell).values())
     return f" ({count} diverged)" if count else ""

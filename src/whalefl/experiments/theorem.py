@@ -10,7 +10,7 @@ from whalefl.experiments.cells import Cell
 from whalefl.experiments.curves import is_nested, regions
 from whalefl.experiments.reading import summaries
 from whalefl.experiments.store import Finished, Store
-from whalefl.experiments.tables import NONE, NOT_RUN, median_spent, percent
+from whalefl.experiments.tables import NONE, NOT_RUN, hours_spent, percent
 from whalefl.markdown import grid
 from whalefl.report.statistics import mean_of
 
@@ -37,7 +37,7 @@ class CoverageTable:
             f"{mean_coverage(runs, 'least'):.2f}",
             f"{100 * mean_coverage(runs, 'untouched'):.1f} %",
             f"{mean_coverage(runs, 'mean_age'):.1f}",
-            median_spent(found, 3600).text(".2f"),
+            hours_spent(found).text(".2f"),
             percent(finals),
         )
 
@@ -53,6 +53,7 @@ def mean_coverage(runs: Sequence[Finished], key: str, first: int = 1) -> float:
 
 
 def _from(first: int, coverage: Mapping[str, Sequence[float]], key: str) -> Sequence[float]:
-    """The values of the stretches that end in that round or later; of a run that ended before, the last one."""
-    later = [value for end, value in zip(coverage["round"], coverage[key], strict=True) if end >= first]
+    """The values of the stretches that begin in that round or later; of a run that ended before, the last one."""
+    begins = [1, *(end + 1 for end in coverage["round"])]
+    later = [value for begin, value in zip(begins, coverage[key], strict=False) if begin >= first]
     return later or coverage[key][-1:]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from statistics import mean
 
 from whalefl.experiments.cells import Cell
@@ -15,7 +16,6 @@ from whalefl.experiments.store import Finished, Store
 from whalefl.experiments.tables import NOT_RUN, gain_of, speedup_text
 from whalefl.experiments.theorem import mean_coverage
 from whalefl.experiments.trajectories import correlation, rank_correlation, restlessness, shares_by_third, unsteadiness
-from whalefl.report.comparison import spent
 from whalefl.report.statistics import Interval, Mean, Speedup, mean_of
 from whalefl.report.summary import evaluated
 
@@ -300,7 +300,7 @@ class FasterWhereMore:
 
     It is taken for every seed over the methods that have it, without the rounds in which adaptive methods warm up, and
     its sign is turned for `untouched`, so that above 0 is what the theorem suggests. Runs that never reached the target
-    count as many rounds as they had; seeds of which a run diverged do not count.
+    count as slower than all that did; seeds of which a run diverged do not count.
     """
 
     cells: tuple[Cell, ...]
@@ -316,7 +316,8 @@ class FasterWhereMore:
             if any(by_seed[seed].diverged for by_seed in runs):
                 continue
             amounts = [mean_coverage([by_seed[seed]], self.key, WARM_UP + 1) for by_seed in runs]
-            value = rank_correlation(amounts, [spent(by_seed[seed], "rounds") for by_seed in found])
+            rounds = [by_seed[seed].reached_round for by_seed in found]
+            value = rank_correlation(amounts, [inf if number is None else number for number in rounds])
             if value is not None:
                 values.append(sign * value)
                 spreads.append(max(amounts) - min(amounts))

@@ -21,15 +21,15 @@ Compact = dict[str, Any]
 POINTS = 200
 
 
-def compact_metrics(records: Sequence[Record]) -> Compact:
-    """The columns of a run, from the lines of its metrics.jsonl."""
-    kinds = {device["device"]: device["kind"] for record in records for device in record["devices"]}
+def compact_metrics(records: Sequence[Record], kinds: Sequence[str]) -> Compact:
+    """The columns of a run, from the lines of its metrics.jsonl and the kind of every device of its fleet: not all of
+    these may ever have taken part."""
     shares = {device["level"]: device["share"] for record in records for device in record["devices"]}
     lines = [_line(record, len(kinds)) for record in records]
     more = list(dict.fromkeys(name for record in records for name in record["metrics"]))
     return {
         "rounds": len(records),
-        "kinds": [kinds[device] for device in sorted(kinds)],
+        "kinds": list(kinds),
         "shares": {str(level): round(shares[level], 6) for level in sorted(shares)},
         "bytes": max((d["bytes_up"] / d["share"] for record in records for d in record["devices"]), default=0),
         "threshold": records[-1]["threshold"] if records else None,

@@ -53,30 +53,23 @@ def _row(label: str, by_seed: Mapping[int, RunSummary], reference: Mapping[int, 
     reached = [run for run in runs if run.reached_s is not None]
     ratios = [paired_ratio(reference[seed], run) for seed, run in by_seed.items() if seed in reference]
     known = [ratio for ratio in ratios if ratio is not None]
-    accuracies = [run.final_accuracy for run in runs]
+    accuracies, censored = [run.final_accuracy for run in runs], [run.censored for run in runs]
     return Row(
         label=label,
         has_target=all(run.has_target for run in runs),
         seeds=len(runs),
         reached=len(reached),
-        time_s=censored_median(runs, [spent(run) for run in runs]),
-        rounds=censored_median(runs, [spent(run, "rounds") for run in runs]),
+        time_s=median_spent(runs),
+        rounds=median_spent(runs, "rounds"),
         speedup=geometric_mean(known),
         pairs=len(known),
         speedup_range=(min(r.value for r in known), max(r.value for r in known)) if known else None,
         final_accuracy=mean(accuracies),
         spread=stdev(accuracies) if len(accuracies) > 1 else 0.0,
         mean_share=mean(run.mean_share for run in runs),
-        energy_j=censored_median(runs, [run.energy_j for run in runs]),
-        bytes_sent=censored_median(runs, [float(run.bytes_sent) for run in runs]),
+        energy_j=_median([run.energy_j for run in runs], censored),
+        bytes_sent=_median([float(run.bytes_sent) for run in runs], censored),
     )
-
-
-def censored_median(runs: Sequence[RunSummary], values: Sequence[float]) -> Bounded:
-    """The median; a bound if it would be another one had the runs that never reached the target gone on."""
-    at_least = median(values)
-    at_most = median(inf if run.censored else value for run, value in zip(runs, values, strict=True))
-    return Bounded(at_least, "" if at_least == at_most else "≥")
 
 
 Unit = Literal["seconds", "rounds", "crossings"]
@@ -97,6 +90,18 @@ def spent(run: RunSummary, unit: Unit = "seconds") -> float:
     if reached is not None:
         return reached
     return run.rounds if unit == "rounds" else run.time_s
+
+
+def median_spent(runs: Sequence[RunSummary], unit: Unit = "seconds") -> Bounded:
+    """What it took to the target, in the median of all runs."""
+    return _median([spent(run, unit) for run in runs], [run.has_target and _reached(run, unit) is None for run in runs])
+
+
+def _median(values: Sequence[float], censored: Sequence[bool]) -> Bounded:
+    """The median; a bound if it would be another one had the runs that never reached the target gone on."""
+    at_least = median(values)
+    at_most = median(inf if more else value for value, more in zip(values, censored, strict=True))
+    return Bounded(at_least, "" if at_least == at_most else "≥")
 
 
 def _reached(run: RunSummary, unit: Unit) -> float | None:

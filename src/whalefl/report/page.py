@@ -11,7 +11,7 @@ from whalefl.report.comparison import Row, compare
 from whalefl.report.ownership import PICTURE, common_run, save_ownership_plot
 from whalefl.report.plots import save_plots
 from whalefl.report.sizes import sizes_markdown
-from whalefl.report.summary import summarise
+from whalefl.report.summary import Record, RunSummary, summarise, summarise_diverged
 from whalefl.report.table import markdown, notes
 from whalefl.runs import DIVERGED, RunFolder, write_atomic, write_json
 
@@ -34,16 +34,18 @@ def write_report(
 ) -> list[Row]:
     """Write table.json, the pictures and report.md into `folder`; `runs` maps label -> seed -> run folder.
 
-    Runs that have nothing to show are named and left out.
+    Runs that have nothing to show are named and left out. Those that diverged are named too; the table counts them as
+    runs that never reach the target, and the pictures are without them.
     """
-    lost = left_out(runs)
-    kept = {label: {s: run for s, run in by_seed.items() if (label, s) not in lost} for label, by_seed in runs.items()}
-    runs = {label: by_seed for label, by_seed in kept.items() if by_seed}
+    lost, gone = left_out(runs), diverged(runs)
+    every, runs = _without(runs, lost), _without(runs, {**lost, **gone})
     if not runs:
-        raise WhaleflError(f"no run has anything to show, the first one for this: {next(iter(lost.values()))}")
-    records = {label: {s: list(run.records()) for s, run in by.items()} for label, by in runs.items()}
-    rows = compare({label: {s: summarise(r, target) for s, r in by.items()} for label, by in records.items()})
-    pictures = save_plots(folder, {label: list(by.values()) for label, by in records.items()}, target)
+        reason = next(iter({**lost, **gone}.values()))
+        raise WhaleflError(f"no run has anything to show, the first one for this: {reason}")
+    records = {label: {s: list(run.records()) for s, run in by.items()} for label, by in every.items()}
+    rows = compare(_summaries(records, gone, target))
+    shown = {label: [records[label][seed] for seed in by] for label, by in runs.items()}
+    pictures = save_plots(folder, shown, target)
     if (run := common_run(runs)) is not None:
         pictures.append(save_ownership_plot(folder, run))
     write_json(folder / "table.json", {"command": command, "target": target, "rows": [asdict(row) for row in rows]})
@@ -52,6 +54,7 @@ def write_report(
         markdown(rows),
         notes(target, rows[0].label),
         *(f"Left out: {label}, seed {seed}: {reason}.\n" for (label, seed), reason in lost.items()),
+        *(f"Diverged, {COUNTED}: {label}, seed {seed}: {reason}.\n" for (label, seed), reason in gone.items()),
         *(f"Not at its end: {label}, seed {seed}: {state}.\n" for (label, seed), state in not_ended(runs).items()),
         *(f"Note on the data: {note}.\n" for note in _data_notes(runs)),
         sizes_markdown(runs),
@@ -71,18 +74,41 @@ Told = dict[tuple[str, int], str]
 """What there is to say of a run, by label and seed."""
 
 
+COUNTED = "and so never at the target and with nothing right in the end"
+
+
 def left_out(runs: Runs) -> Told:
     """The runs that have nothing to show, and why."""
-    found = {key: _nothing_to_show(run) for key, run in _each(runs)}
-    return {key: reason for key, reason in found.items() if reason is not None}
+    return {
+        key: f"{status}, and no round has been scored"
+        for key, run in _each(runs)
+        if (status := run.meta()["status"]) != DIVERGED and all(r["accuracy"] is None for r in run.records())
+    }
 
 
-def _nothing_to_show(run: RunFolder) -> str | None:
-    meta = run.meta()
-    if meta["status"] == DIVERGED:
-        return str(meta["reason"])
-    scored = any(record["accuracy"] is not None for record in run.records())
-    return None if scored else f"{meta['status']}, and no round has been scored"
+def diverged(runs: Runs) -> Told:
+    """The runs that broke off, and how."""
+    metas = {key: run.meta() for key, run in _each(runs)}
+    return {key: str(meta["reason"]) for key, meta in metas.items() if meta["status"] == DIVERGED}
+
+
+def _without(runs: Runs, these: Told) -> Runs:
+    kept = {label: {s: run for s, run in by_seed.items() if (label, s) not in these} for label, by_seed in runs.items()}
+    return {label: by_seed for label, by_seed in kept.items() if by_seed}
+
+
+def _summaries(
+    records: Mapping[str, Mapping[int, list[Record]]], gone: Told, target: float | None
+) -> dict[str, dict[int, RunSummary]]:
+    """Of every run; one that diverged is taken to have had as long as the longest of them."""
+    longest = max(own[-1]["time_s"] for by_seed in records.values() for own in by_seed.values() if own)
+    return {
+        label: {
+            seed: summarise_diverged(own, target, longest) if (label, seed) in gone else summarise(own, target)
+            for seed, own in by_seed.items()
+        }
+        for label, by_seed in records.items()
+    }
 
 
 def not_ended(runs: Runs) -> Told:

@@ -21,11 +21,13 @@ LAST_SHARE = 0.1
 class RunSummary:
     """What a run came to. `reached_*` and `crossed_s` are None if the target was not reached, or if there is none.
 
-    Energy and bytes are what was spent until the target was reached, or in the whole run if it never was.
+    Energy and bytes are what was spent until the target was reached, or in the whole run if it never was. `round_s` is
+    how long a round lasted on average.
     """
 
     rounds: int
     time_s: float
+    round_s: float
     final_accuracy: float
     mean_share: float
     reached_s: float | None
@@ -48,6 +50,7 @@ def summarise(records: Sequence[Record], target: float | None) -> RunSummary:
     return RunSummary(
         rounds=len(records),
         time_s=records[-1]["time_s"],
+        round_s=records[-1]["time_s"] / len(records),
         final_accuracy=final_accuracy(records),
         mean_share=mean_share(records),
         reached_s=None if reached is None else reached["time_s"],
@@ -55,6 +58,28 @@ def summarise(records: Sequence[Record], target: float | None) -> RunSummary:
         crossed_s=first_crossing(records, target) if target is not None else None,
         energy_j=sum(_energy_j(record) for record in spent),
         bytes_sent=sum(d["bytes_up"] for r in spent for d in r["devices"]),
+        has_target=target is not None,
+    )
+
+
+def summarise_diverged(records: Sequence[Record], target: float | None, horizon_s: float | None) -> RunSummary:
+    """The summary of a run that broke off in the round after these.
+
+    It never reached its target, even if it had been there, however long it had been given, and its model, which is
+    none any more, gets nothing right.
+    """
+    ended_s = records[-1]["time_s"] if records else 0.0
+    return RunSummary(
+        rounds=len(records) + 1,
+        time_s=max(ended_s, horizon_s or 0.0),
+        round_s=ended_s / max(1, len(records)),
+        final_accuracy=0.0,
+        mean_share=mean_share(records) if records else 0.0,
+        reached_s=None,
+        reached_round=None,
+        crossed_s=None,
+        energy_j=sum(_energy_j(record) for record in records),
+        bytes_sent=sum(d["bytes_up"] for r in records for d in r["devices"]),
         has_target=target is not None,
     )
 

@@ -80,8 +80,8 @@ class StaticBatchNorm(nn.Module):
         return self.normalised(x)
 
     def keeps_order(self) -> bool:
-        """Whether a larger value stays at least as large: so the largest of some may be taken before they are
-        normalised, which gives the same number."""
+        """Whether a larger value stays at least as large, so that the largest of some may be taken before they are
+        normalised."""
         return self.statistics is not None and bool((self.weight >= 0).all())
 
     def normalised(self, x: Tensor) -> Tensor:
