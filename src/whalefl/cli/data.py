@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from whalefl.cache import cache_dir
 from whalefl.tasks.data.datasets import describe
 from whalefl.tasks.data.fetch import fetch
 from whalefl.tasks.data.listing import inventory
-from whalefl.tasks.data.store import cache_dir
 
 
 def list_data(data_dir: Path | None = None) -> None:

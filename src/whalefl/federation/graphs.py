@@ -118,7 +118,7 @@ class GraphEngine:
     @cached_property
     def _whole(self) -> nn.Module:
         model = whole_model(self.task)
-        fuse(model)
+        fuse(model, self.task.train.inputs.device)
         return model
 
     def _place(self, orders: Sequence[Order]) -> Placed:
@@ -256,7 +256,7 @@ class Slot:
     ) -> None:
         self.lane = lane
         model = task.build(Shape.of(order.plan, order.width)).to(task.train.inputs.device)
-        fuse(model)
+        fuse(model, task.train.inputs.device)
         self.spans = spans_of(model)
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
         self.flat = torch.cat([_rows(weights[name], span.last).flatten() for name, span in self.spans.items()])

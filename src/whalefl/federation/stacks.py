@@ -19,13 +19,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from whalefl.federation.halves import compute_in_half
+from whalefl.federation.halves import compute_in_half, renew
 from whalefl.federation.orders import Order, Outcome, absent_classes, outcome_of
 from whalefl.federation.steps import Batch, Learner, training_step
 from whalefl.federation.training import Training
+from whalefl.native.sgd import Descent
 from whalefl.subnet.aggregation import PartialSums, by_copy
 from whalefl.subnet.axes import Axes
 from whalefl.subnet.slicing import Weights, inside, plan_index, plan_key, sliced_axes
+from whalefl.tasks.layers import fuse, fused_operations_work
 from whalefl.tasks.task import Shape, Task
 
 Precision = Literal["fp32", "tf32", "bf16"]
@@ -119,16 +121,20 @@ class Stack:
         )
         self.results = torch.zeros(copies, 3, room, dtype=torch.float64, device=self.place)
         trained = [weight for weight in self.weights.values() if weight.requires_grad]
-        # A GPU takes longer to start so many casts than to carry them out.
-        halves = compute_in_half(model) if self._half and self.place.type == "cuda" else {}
+        # A GPU takes longer to start so many casts than to carry them out; on a processor the descent makes them.
+        descends = self.place.type == "cpu" and fused_operations_work("whalefl.native.sgd", "cpu")
+        halves = compute_in_half(model) if self._half and (descends or self.place.type == "cuda") else {}
+        leaves = [halves.get(weight, weight) for weight in trained]
+        momentum = self._desk.like("momentum", trained)
         self.learner = Learner(
             model=model,
             copies=copies,
             weights=trained,
-            leaves=[halves.get(weight, weight) for weight in trained],
-            momentum=self._desk.like("momentum", trained),
+            leaves=leaves,
+            momentum=momentum,
             absent=None if order.labels is None else self.inbox.there["absent"],
             unit=self._desk.like("unit", trained) if order.fisher_steps else [],
+            descent=Descent(trained, momentum, leaves, copies) if descends else None,
         )
         self._augmented = order.augment_draws is not None
         self._unit_keys: list[object] = [None] * copies
@@ -148,6 +154,8 @@ class Stack:
                 here["absent"][copy] = absent_classes(self.task.classes, order.labels)
         self.inbox.send()
         torch._foreach_zero_(self.learner.momentum)
+        if self.learner.descent is not None:
+            renew(self.learner.leaves, self.learner.weights)
         if self.learner.unit:
             self._mark_units(orders)
 
@@ -229,6 +237,8 @@ class Desk:
 def _build(task: Task, order: Order, copies: int, place: torch.device, desk: Desk) -> nn.Module:
     shape = Shape.of(order.plan, order.width)
     model = resident(task.build(shape) if copies == 1 or task.stack is None else task.stack(shape, copies), place)
+    if place.type == "cpu":
+        fuse(model, place)
     parameters = list(model.parameters())
     for parameter, there in zip(parameters, desk.like("weights", [p.detach() for p in parameters]), strict=True):
         parameter.data = there

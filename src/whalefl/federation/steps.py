@@ -18,6 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from whalefl.federation.halves import like, renew
 from whalefl.federation.logits import Logits, training_logits
 from whalefl.federation.training import Training
+from whalefl.native.sgd import Descent
 from whalefl.subnet.aggregation import by_copy
 from whalefl.tasks.task import Task
 
@@ -37,8 +38,9 @@ class Learner:
     """`copies` slices in training: their model, its weights that are trained, and the momentum of each.
 
     `leaves` are what the model computes with: these weights, or copies of them in 16 bits (see `federation.halves`).
-    `absent` (copies x classes) marks the classes whose logits are 0 in the loss (None: none); `unit` is 1 where a
-    coordinate of a weight belongs to the smallest slice and 0 elsewhere.
+    A `descent`, where there is one, makes the steps, and renews such copies. `absent` (copies x classes) marks the
+    classes whose logits are 0 in the loss (None: none); `unit` is 1 where a coordinate of a weight belongs to the
+    smallest slice and 0 elsewhere.
     """
 
     model: nn.Module
@@ -48,6 +50,7 @@ class Learner:
     momentum: list[Tensor]
     absent: Tensor | None
     unit: list[Tensor]
+    descent: Descent | None = None
 
     @cached_property
     def in_memory(self) -> list[tuple[list[Tensor], list[Tensor]]]:
@@ -67,7 +70,8 @@ class Measured:
 
 def training_step(task: Task, training: Training, learner: Learner, batch: Batch, lr: float | Tensor) -> Measured:
     """Train a learner on one mini-batch, in place."""
-    renew(learner.leaves, learner.weights)
+    if learner.descent is None:
+        renew(learner.leaves, learner.weights)
     augment = None if batch.augment_draws is None else batch.augment_draws.flatten(0, 1)
     inputs = task.training_inputs(batch.indices.flatten(), augment)
     targets = task.train.targets[batch.indices].flatten()
@@ -82,7 +86,10 @@ def training_step(task: Task, training: Training, learner: Learner, batch: Batch
         unit = squared_norms(scores, learner.copies)
     losses = copy_losses(logits, targets, learner.copies)
     found = torch.autograd.grad(losses.sum(), learner.leaves)
-    sgd_step(training, lr, learner, like(learner.weights, found))
+    if learner.descent is not None:
+        learner.descent.step(found, float(lr), training.momentum, training.weight_decay, training.clip)
+    else:
+        sgd_step(training, lr, learner, like(learner.weights, found))
     return Measured(losses.detach(), whole, unit)
 
 

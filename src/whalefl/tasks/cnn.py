@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from whalefl.subnet.axes import Axes, Part
 from whalefl.tasks.layers import (
-    ADDRESSED,
     Classifier,
     Fusable,
     Norm,
@@ -47,16 +46,14 @@ class Block(Fusable, nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         norm = self.norm
         if self._grey(x) and type(norm) is StaticBatchNorm and norm.observer is None:
-            from whalefl.tasks.fused import grey_block
-
-            return grey_block(x, self.conv.weight, norm.weight, norm.bias, norm.eps, norm.statistics)
+            weights = (self.conv.weight, norm.weight, norm.bias)
+            return self.fused.grey_block(x, *weights, norm.eps, norm.statistics)  # type: ignore[no-any-return, union-attr]
         return norm_pool_relu(self.norm, self._convolved(x), self.pool, self.fused)
 
     def _grey(self, x: Tensor) -> bool:
-        """Whether the block as a whole can be one operation: one channel comes in, and needs no gradient."""
-        small = len(self.conv.weight) * x.numel() < ADDRESSED
-        first = x.shape[1] == 1 and not x.requires_grad
-        return self.fused and first and small and self.conv.weight.ndim == 4 and self.pool == (2, 2)
+        """Whether the block as a whole can be one operation."""
+        known = hasattr(self.fused, "fits_grey")
+        return known and self.fused.fits_grey(x, self.conv.weight, self.pool)  # type: ignore[union-attr]
 
     def _convolved(self, x: Tensor) -> Tensor:
         weight, groups = self.conv.weight, self.conv.groups

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from whalefl.tasks import grey_kernels, norm_kernels
 from whalefl.tasks.layers import Pool, Statistics
 
+_ADDRESSED = 2**31  # numbers that an operation can tell apart
 _SPLITS = 32  # parts that a sum over all pixels of a mini-batch is taken in
 _LARGE_SPLITS = 64  # of a large one
 _LARGE = 2**21  # numbers
@@ -25,6 +26,17 @@ _SMALL_TILE = 512  # where it holds ten of them
 _CHANNELS = 64  # of them at most
 _TAPS = grey_kernels.TAPS.value
 _PATCHES = 256  # that one program multiplies at a time
+
+
+def fits(x: Tensor, pool: Pool) -> bool:
+    """Whether these images and this pool can be worked on."""
+    return x.numel() < _ADDRESSED
+
+
+def fits_grey(x: Tensor, kernel: Tensor, pool: Pool) -> bool:
+    """Whether the block as a whole can be one operation: one channel comes in, and needs no gradient."""
+    alone = x.shape[1] == 1 and not x.requires_grad
+    return alone and len(kernel) * x.numel() < _ADDRESSED and kernel.ndim == 4 and pool == (2, 2)
 
 
 def norm_pool_relu(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Literal, get_args
 
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whalefl.errors import require_one_of
+from whalefl.native import compiler
 
 Norm = Literal["batch", "group"]
 NORMS: tuple[str, ...] = get_args(Norm)
@@ -21,9 +23,6 @@ Observer = Callable[[int, Tensor, Tensor], None]
 Pool = tuple[int, int]
 Statistics = tuple[Tensor, Tensor]
 """Mean and variance of every channel."""
-
-ADDRESSED = 2**31
-"""So many numbers a fused operation can tell apart."""
 
 _BLOCK = 2**17  # numbers
 _GROUP = 16  # channels
@@ -61,14 +60,12 @@ class StaticBatchNorm(nn.Module):
         self.statistics: Statistics | None = None
         self.observer: Observer | None = None
 
-    def observe(self, x: Tensor, fused: bool = False) -> None:
+    def observe(self, x: Tensor, fused: ModuleType | None = None) -> None:
         """Tell the observer, if there is one, of what is about to be normalised."""
         if self.observer is None:
             return
-        if fused:
-            from whalefl.tasks.fused import mean_and_variance
-
-            mean, variance = mean_and_variance(x)
+        if fused is not None:
+            mean, variance = fused.mean_and_variance(x)
         elif x.is_cpu:
             mean, variance = mean_and_variance_in_blocks(x)
         else:
@@ -112,22 +109,20 @@ def mean_and_variance_in_blocks(x: Tensor, size: int = _BLOCK) -> Statistics:
 
 
 class Fusable:
-    """A layer that can work by fused operations on a GPU, see `fuse`."""
+    """A layer that can work by fused operations, those of a module, see `fuse`."""
 
-    fused = False
+    fused: ModuleType | None = None
 
 
-def norm_pool_relu(norm: nn.Module, x: Tensor, pool: Pool = (1, 1), fused: bool = False) -> Tensor:
+def norm_pool_relu(norm: nn.Module, x: Tensor, pool: Pool = (1, 1), fused: ModuleType | None = None) -> Tensor:
     """A norm, a max pool and ReLU; `fused` makes one operation of them where the norm is a batch norm.
 
     The pool comes before the ReLU, which gives the same (the largest of four values, or 0 if it is negative) for a
     quarter of the work.
     """
-    if fused and type(norm) is StaticBatchNorm and x.numel() < ADDRESSED:
-        from whalefl.tasks.fused import norm_pool_relu as in_one
-
-        norm.observe(x, fused=True)
-        return in_one(x, norm.weight, norm.bias, norm.eps, pool, norm.statistics)
+    if fused is not None and type(norm) is StaticBatchNorm and fused.fits(x, pool):
+        norm.observe(x, fused)
+        return fused.norm_pool_relu(x, norm.weight, norm.bias, norm.eps, pool, norm.statistics)  # type: ignore[no-any-return]
     if type(norm) is StaticBatchNorm and x.is_cpu:  # a GPU would have to wait for the answer
         norm.observe(x)
         x = norm.normalised(_largest(x, pool)) if norm.keeps_order() else _largest(norm.normalised(x), pool)
@@ -140,26 +135,32 @@ def _largest(x: Tensor, pool: Pool) -> Tensor:
     return x if pool == (1, 1) else F.max_pool2d(x, pool)
 
 
-def fuse(model: nn.Module) -> None:
-    """Let the layers of a model on a GPU work by fused operations where they can."""
-    if not fused_operations_work():
+_FUSED = {"cuda": "whalefl.tasks.fused", "cpu": "whalefl.native.images"}
+
+
+def fuse(model: nn.Module, place: torch.device) -> None:
+    """Let the layers of a model there work by fused operations where they can."""
+    name = _FUSED.get(place.type)
+    if name is None or not fused_operations_work(name, place.type):
         return
     for module in model.modules():
         if isinstance(module, Fusable):
-            module.fused = True
+            module.fused = import_module(name)
 
 
 @cache
-def fused_operations_work(module: str = "whalefl.tasks.fused") -> bool:
-    """Whether Triton is there and can compile a module's operations for this GPU, and they come out right: a compiler
-    may be missing, or the GPU too old."""
-    if find_spec("triton") is None:
+def fused_operations_work(module: str, place: str = "cuda") -> bool:
+    """Whether what compiles a module's operations is there (Triton on a GPU, else a C++ compiler), and they come out
+    right: it may be too old, or the GPU."""
+    on_gpu = place == "cuda"
+    if (find_spec("triton") if on_gpu else compiler.command()) is None:
         return False
     try:
         with torch.enable_grad():
-            import_module(module).try_out("cuda")
+            import_module(module).try_out(place)
     except Exception as error:  # whatever it is, torch's own operations do it too
-        text = f"fused operations of {module} do not work on this GPU ({error}); torch's own are slower"
+        where = "GPU" if on_gpu else "processor"
+        text = f"fused operations of {module} do not work on this {where} ({error}); torch's own are slower"
         warnings.warn(text, stacklevel=2)
         return False
     return True

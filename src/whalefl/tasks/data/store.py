@@ -7,20 +7,11 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from whalefl.cache import cache_dir
 from whalefl.errors import WhaleflError
 from whalefl.tasks.data import canonical
 from whalefl.tasks.data.datasets import Dataset, describe
 from whalefl.tasks.data.sources import CANONICAL, DAMAGE, Source, sources_in
-
-
-def cache_dir() -> Path:
-    """$WHALEFL_CACHE, or the folder for caches that the operating system gives the user."""
-    named = os.environ.get("WHALEFL_CACHE")
-    if named:
-        return Path(named)
-    from platformdirs import user_cache_path
-
-    return user_cache_path("whalefl")
 
 
 def places(data_dir: Path | None) -> list[Path]:
