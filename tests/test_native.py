@@ -14,7 +14,7 @@ from torch import Tensor
 from whalefl.bench.scenarios import SCENARIOS, orders_of, random_task
 from whalefl.federation.engine import PlainEngine
 from whalefl.federation.stacks import Precision
-from whalefl.native import compiler
+from whalefl.native import compiler, images, sgd
 from whalefl.native.images import fits, mean_and_variance, norm_pool_relu
 from whalefl.native.sgd import Descent
 from whalefl.subnet.slicing import Weights
@@ -132,11 +132,12 @@ def test_a_step_is_the_one_of_torch(copies: int, clip: float, half: bool) -> Non
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """What is known of the compiler is asked again, before and after."""
-    for known in (compiler.kernels, fused_operations_work):
-        known.cache_clear()
+    known = (compiler.kernels, images._operation, sgd._operation, fused_operations_work)
+    for answers in known:
+        answers.cache_clear()
     yield
-    for known in (compiler.kernels, fused_operations_work):
-        known.cache_clear()
+    for answers in known:
+        answers.cache_clear()
 
 
 def a_round(task: Task, precision: Precision) -> tuple[Weights, bool]:
