@@ -55,7 +55,8 @@ from whalefl.tasks.costs import level_cost
 from whalefl.tasks.task import Task
 
 _STARTING_FLOPS = 2e8  # what a core could compute in the time that it takes to start the operations of one step
-_GROUPED = 2.0  # how much longer the same FLOPs take in grouped convolutions
+_GROUPED: dict[Precision, float] = {"fp32": 1.25, "tf32": 1.25, "bf16": 2.0}
+"""How much longer the same FLOPs take in grouped convolutions, which are always in float32."""
 
 Group = Sequence[Order]
 Errand = tuple[Any, ...]
@@ -99,7 +100,7 @@ class WorkersEngine:
         places = cores()
         workers = len(places) if workers is None else workers
         require(workers >= 1, "workers", workers, "at least 1")
-        self.task = task
+        self.task, self._precision = task, precision
         self._flops: dict[float, float] = {}
         self._weights = _shared(task.axes.count, torch.float32)
         self._sums = [_shared(task.axes.count, torch.float64) for _ in range(workers)]
@@ -162,7 +163,8 @@ class WorkersEngine:
         width, (batches, batch) = group[0].width, group[0].batches.shape
         if width not in self._flops:
             self._flops[width] = level_cost(self.task, group[0].level, width).flops
-        flops = batch * self._flops[width] * len(group) * (_GROUPED if len(group) > 1 else 1.0)
+        slower = _GROUPED[self._precision] if len(group) > 1 else 1.0
+        flops = batch * self._flops[width] * len(group) * slower
         return float(batches * (flops + _STARTING_FLOPS))
 
     def _asked(self, errands: Mapping[int, Errand]) -> dict[int, Any]:
