@@ -237,8 +237,6 @@ class Desk:
 def _build(task: Task, order: Order, copies: int, place: torch.device, desk: Desk) -> nn.Module:
     shape = Shape.of(order.plan, order.width)
     model = resident(task.build(shape) if copies == 1 or task.stack is None else task.stack(shape, copies), place)
-    if place.type == "cpu":
-        fuse(model, place)
     parameters = list(model.parameters())
     for parameter, there in zip(parameters, desk.like("weights", [p.detach() for p in parameters]), strict=True):
         parameter.data = there
@@ -246,12 +244,17 @@ def _build(task: Task, order: Order, copies: int, place: torch.device, desk: Des
 
 
 def resident(model: nn.Module, place: torch.device) -> nn.Module:
-    """A model on a device, its images with their channels last: what processors and GPUs alike are fast with."""
+    """A model on a device, its images with their channels last: what processors and GPUs alike are fast with.
+
+    On a processor its operations are fused; on a GPU the engine that records steps does that.
+    """
     model = model.to(place)
     for parameter in model.parameters():
         if parameter.ndim == 4:
             # `contiguous` would leave weights of one channel as they are, and results would have their channels first.
             parameter.data = parameter.data.to(memory_format=torch.channels_last)
+    if place.type == "cpu":
+        fuse(model, place)
     return model
 
 
