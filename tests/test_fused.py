@@ -65,6 +65,21 @@ def test_norm_pool_and_relu(shape: tuple[int, ...], pool: tuple[int, int]) -> No
     agree(norm_pool_relu(*ours, 1e-3, pool), F.relu(F.max_pool2d(normal, pool)), ours, theirs)
 
 
+def test_sums_in_many_parts_come_out_the_same_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "_TILES", 1)
+    shape = (30, 70, 6, 6)
+    x, weight, bias = drawn(shape, shape[1:2], shape[1:2])
+    x = (3 + 2 * x).to(memory_format=torch.channels_last)
+    ours, theirs = trained([x, weight, bias])
+    normal = torch.native_batch_norm(*theirs, None, None, True, 0.0, 1e-3)[0]
+    first = norm_pool_relu(*ours, 1e-3, (2, 2))
+    agree(first, F.relu(F.max_pool2d(normal, (2, 2))), ours, theirs)
+    again = [norm_pool_relu(*ours, 1e-3, (2, 2)) for _ in range(2)]
+    slopes = [torch.autograd.grad(result.sum(), ours) for result in again]
+    assert all(torch.equal(result, first) for result in again)
+    assert all(torch.equal(mine, other) for mine, other in zip(*slopes, strict=True))
+
+
 @pytest.mark.parametrize(("channels", "height", "width"), [(4, 8, 8), (20, 7, 5), (64, 12, 12), (96, 6, 6)])
 def test_a_block_on_grey_images(channels: int, height: int, width: int) -> None:
     x, kernel, weight, bias = drawn((3, 1, height, width), (channels, 1, 3, 3), (channels,), (channels,))

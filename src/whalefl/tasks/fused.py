@@ -6,21 +6,22 @@ torch where there is a GPU.
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from whalefl.tasks import grey_kernels, norm_kernels
 from whalefl.tasks.layers import Pool, Statistics
 
 _ADDRESSED = 2**31  # numbers that an operation can tell apart
-_SPLITS = 32  # parts that a sum over all pixels of a mini-batch is taken in
-_LARGE_SPLITS = 64  # of a large one
-_LARGE = 2**21  # numbers
-_SCORED_SPLITS = 256  # of thousands of images
+_SPLITS = 32  # parts that the sums of a grey block are taken in
+_MOST_SPLITS = 256  # of the other sums
+_TILES = 4  # that a program goes over before there are more parts
 _TILE = 2048  # numbers that one program holds of an activation
 _SMALL_TILE = 512  # where it holds ten of them
 _CHANNELS = 64  # of them at most
@@ -47,21 +48,35 @@ def norm_pool_relu(
     With `statistics` (mean and variance) it normalises by those, and has no gradient.
     """
     if statistics is None:
-        return _NormPoolRelu.apply(x, weight, bias, eps, pool)  # type: ignore[no-any-return, no-untyped-call]
-    x = x.contiguous(memory_format=torch.channels_last)
-    (examples, channels, height, width), (ph, pw), (mean, variance) = x.shape, pool, statistics
-    scale = weight * torch.rsqrt(variance + eps)
-    shift = bias - mean * scale
+        return _NormPoolRelu.apply(x, weight, bias, eps, pool, _ended(weight))  # type: ignore[no-any-return, no-untyped-call]
+    return _normed(x.contiguous(memory_format=torch.channels_last), _found(statistics, eps), weight, bias, pool)
+
+
+def _normed(x: Tensor, found: Tensor, weight: Tensor, bias: Tensor, pool: Pool) -> Tensor:
+    """The operation where mean and 1 / deviation are found."""
+    (examples, channels, height, width), (ph, pw) = x.shape, pool
     out = _images(x, examples, channels, height // ph, width // pw)
     windows, blocks = examples * (height // ph) * (width // pw), _blocks(channels)
-    grid = _grid(windows, channels, blocks)
-    norm_kernels.scaled[grid](x, scale, shift, out, windows, channels, height, width, PH=ph, PW=pw, **blocks)
+    norm_kernels.normed[_grid(windows, channels, blocks)](
+        x, found, weight, bias, out, windows, channels, height, width, PH=ph, PW=pw, **blocks
+    )
     return out
+
+
+def _found(statistics: Statistics, eps: float) -> Tensor:
+    """Mean and 1 / deviation."""
+    mean, variance = statistics
+    return torch.stack([mean, torch.rsqrt(variance + eps)])
 
 
 def mean_and_variance(x: Tensor) -> Statistics:
     """Of every channel of images with their channels last."""
-    parts, rows = _moments(x.contiguous(memory_format=torch.channels_last), _SCORED_SPLITS)
+    x = x.contiguous(memory_format=torch.channels_last)
+    channels, rows, blocks = x.shape[1], x.numel() // x.shape[1], _blocks(x.shape[1])
+    parts = torch.empty(2, _MOST_SPLITS, channels, device=x.device)
+    norm_kernels.moments[(_MOST_SPLITS, triton.cdiv(channels, blocks["BC"]))](
+        x, parts, parts, parts, rows, channels, 0.0, _MOST_SPLITS, WHOLE=False, BR=blocks["BQ"], BC=blocks["BC"]
+    )
     off, squares = parts.sum(dim=1, dtype=torch.float64) / rows
     return (off + x[0, :, 0, 0]).float(), (squares - off**2).clamp(min=0).float()
 
@@ -83,9 +98,7 @@ def grey_block(
     """
     if statistics is None:
         return _GreyBlock.apply(x, kernel, weight, bias, eps)  # type: ignore[no-any-return, no-untyped-call]
-    mean, variance = statistics
-    found = torch.stack([mean, torch.rsqrt(variance + eps)])
-    return _grey_normed(x.contiguous(), kernel, found, weight, bias)
+    return _grey_normed(x.contiguous(), kernel, _found(statistics, eps), weight, bias)
 
 
 def _grey_normed(x: Tensor, kernel: Tensor, found: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -106,13 +119,20 @@ def _blocks(channels: int, tile: int = _TILE, most: int = _CHANNELS) -> dict[str
     return {"BC": width, "BQ": tile // width}
 
 
-def _moments(x: Tensor, splits: int) -> tuple[Tensor, int]:
-    """Sums and sums of squares of all channels, in parts (see `norm_kernels.moments`), and over how many pixels."""
-    channels, rows = x.shape[1], x.numel() // x.shape[1]
-    parts, blocks = torch.empty(2, splits, channels, device=x.device), _blocks(channels)
-    grid = (splits, triton.cdiv(channels, blocks["BC"]))
-    norm_kernels.moments[grid](x, parts, rows, channels, SPLITS=splits, BR=blocks["BQ"], BC=blocks["BC"])
-    return parts, rows
+def _splits(pixels: int, blocks: dict[str, int]) -> int:
+    """In how many parts sums over so many pixels are taken: for each a program, which is to have a few tiles."""
+    return max(1, min(_MOST_SPLITS, ceil(pixels / (_TILES * blocks["BQ"]))))
+
+
+_counters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def _ended(weight: Tensor) -> Tensor:
+    """Counters of the programs that have ended, by which the last one knows that it is: of each norm its own, since
+    norms of several devices work at the same time. They are 0 between operations."""
+    if weight not in _counters:
+        _counters[weight] = torch.zeros(len(weight), dtype=torch.int32, device=weight.device)
+    return _counters[weight]  # type: ignore[no-any-return]
 
 
 def _grid(pixels: int, channels: int, blocks: dict[str, int]) -> tuple[int, int]:
@@ -124,48 +144,41 @@ def _images(x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
     return torch.empty(shape, dtype=dtype or x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
-def _splits(x: Tensor) -> int:
-    """In how many parts sums over a mini-batch's activation are taken: few programs are too slow for a large one."""
-    return _LARGE_SPLITS if x.numel() > _LARGE else _SPLITS
-
-
 class _NormPoolRelu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, pool: Pool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, pool: Pool, ended: Tensor) -> Tensor:
         x = x.contiguous(memory_format=torch.channels_last)
-        (examples, channels, height, width), (ph, pw) = x.shape, pool
-        splits, blocks = _splits(x), _blocks(channels)
-        parts, rows = _moments(x, splits)
-        out = _images(x, examples, channels, height // ph, width // pw)
-        windows = examples * (height // ph) * (width // pw)
-        norm_kernels.normed[_grid(windows, channels, blocks)](
-            x, parts, weight, bias, out, windows, rows, channels, height, width, eps,
-            SPLITS=splits, PH=ph, PW=pw, **blocks,
-        )  # fmt: skip
-        ctx.save_for_backward(x, weight, bias, parts)
-        ctx.eps, ctx.pool = eps, pool
-        return out
+        channels, rows, blocks = x.shape[1], x.numel() // x.shape[1], _blocks(x.shape[1])
+        splits, found = _splits(rows, blocks), torch.empty(2, channels, device=x.device)
+        parts = torch.empty(2, splits, channels, device=x.device)
+        norm_kernels.moments[(splits, triton.cdiv(channels, blocks["BC"]))](
+            x, parts, found, ended, rows, channels, eps, splits, WHOLE=True, BR=blocks["BQ"], BC=blocks["BC"]
+        )
+        ctx.save_for_backward(x, weight, bias, found, ended)
+        ctx.pool = pool
+        return _normed(x, found, weight, bias, pool)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, parts = ctx.saved_tensors
+        x, weight, bias, found, ended = ctx.saved_tensors
         slope = slope.contiguous(memory_format=torch.channels_last)
         (examples, channels, height, width), (ph, pw) = x.shape, ctx.pool
-        rows, blocks = examples * height * width, _blocks(channels)
-        sums, of_x = torch.empty_like(parts), torch.empty_like(x)
-        of_weight, of_bias = torch.empty_like(weight), torch.empty_like(bias)
-        shared = {"SPLITS": parts.shape[1], "PH": ph, "PW": pw, **blocks}
+        rows, blocks, shape = examples * height * width, _blocks(channels), {"PH": ph, "PW": pw}
+        of_x, of_weight, of_bias = (torch.empty_like(t) for t in (x, weight, bias))
         whole = examples * (height // ph) * (width // pw)
-        norm_kernels.reduced[(parts.shape[1], triton.cdiv(channels, blocks["BC"]))](
-            x, parts, weight, bias, slope, sums, whole, rows, channels, height, width, ctx.eps, **shared
-        )
+        splits = _splits(whole, blocks)
+        parts = torch.empty(2, splits, channels, device=x.device)
+        norm_kernels.reduced[(splits, triton.cdiv(channels, blocks["BC"]))](
+            x, found, weight, bias, slope, parts, of_weight, of_bias, ended,
+            whole, channels, height, width, splits, **shape, **blocks,
+        )  # fmt: skip
         windows = examples * triton.cdiv(height, ph) * triton.cdiv(width, pw)
         norm_kernels.spread[_grid(windows, channels, blocks)](
-            x, parts, weight, bias, slope, sums, of_x, of_weight, of_bias,
-            windows, rows, channels, height, width, ctx.eps, **shared,
+            x, found, weight, bias, slope, of_weight, of_bias, of_x,
+            windows, rows, channels, height, width, **shape, **blocks,
         )  # fmt: skip
-        return of_x, of_weight, of_bias, None, None
+        return of_x, of_weight, of_bias, None, None, None
 
 
 def _multiplied(channels: int) -> int:
