@@ -162,7 +162,7 @@ def check_twins(folder: Path, bad: list[str], good: list[str], named: str) -> No
         (("run", ":c"), "task is ':c'"),
         (("run", "whalefl.tasks.digits:digits_task_that_is_not_there"), "it must be module:function"),
         (("run", "whalefl.tasks.layers:Classifier"), "which wants features, classes; it must be"),
-        (("run", "whalefl.tasks.layers:ADDRESSED"), "ADDRESSED is no function"),
+        (("run", "whalefl.tasks.layers:NORMS"), "NORMS is no function"),
         (("run", "--set", "lr=0.05"), "lr is not a known key; it must be training.lr"),
         (("report", "nowhere"), "'nowhere', which does not exist"),
         (("run", "--set", "fisher.cost=inf"), "fisher.cost is inf"),
