@@ -26,7 +26,16 @@ from whalefl.experiments.store import Finished, Store
 from whalefl.experiments.tables import Hours, Pair, Pairs, crossing, gain_of, speedup_text
 from whalefl.experiments.theorem import mean_coverage
 from whalefl.experiments.trajectories import correlation, rank_correlation, restlessness, shares_by_third
-from whalefl.experiments.tuning import MOST_SHARE, finalists, method_cells, trial, winner, with_all_seeds
+from whalefl.experiments.tuning import (
+    MOST_SHARE,
+    borrowed,
+    finalists,
+    method_cells,
+    preset_of,
+    trial,
+    winner,
+    with_all_seeds,
+)
 from whalefl.experiments.verdicts import (
     CONFIRMED,
     REFUTED,
@@ -319,6 +328,21 @@ def test_where_no_setting_gets_there_the_best_final_accuracy_wins(tmp_path: Path
             keep(store, cell, seed, rising(60, 5, 0.5 + 0.01 * (number % 4)), 90.0)
     best = winner(store, MNIST, "heterofl")
     assert best is not None and best.cell == with_all_seeds(cells[3])
+
+
+def test_what_was_not_tuned_takes_over_what_its_nested_relative_won_with(tmp_path: Path) -> None:
+    store, cells = Store(tmp_path), method_cells(MNIST, "heterofl")
+    assert borrowed(store, MNIST, "fedrolex") is None
+    for number, cell in enumerate(cells):
+        for seed in with_all_seeds(cell).all_seeds:
+            keep(store, cell, seed, rising(60, 30 - number), 90.0)
+    other = borrowed(store, MNIST, "fedrolex")
+    assert other is not None and other.cell == with_all_seeds(cells[-1])
+    taken = preset_of(other, "fedrolex")
+    assert taken["method"] == "fedrolex" and taken["training"] == {"lr": 0.1}
+    assert [group["fixed_level"] for group in taken["fleet"]["groups"]] == [1, 1, 2, 2, 3]
+    # Neither the relative itself, nor one of another policy.
+    assert borrowed(store, MNIST, "heterofl") is None and borrowed(store, MNIST, "whalerolex") is None
 
 
 # --- verdicts

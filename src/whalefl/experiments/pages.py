@@ -8,11 +8,11 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from whalefl.experiments.plan import Entry
-from whalefl.experiments.protocol import LABELS, SEVEN, TASKS
+from whalefl.experiments.protocol import LABELS, SEVEN, TASKS, Setting
 from whalefl.experiments.reading import main_cell, metric_of
 from whalefl.experiments.store import Finished, Store
 from whalefl.experiments.studies import Study
-from whalefl.experiments.tuning import winner
+from whalefl.experiments.tuning import borrowed, winner
 from whalefl.markdown import grid
 from whalefl.runs import write_atomic
 
@@ -69,14 +69,21 @@ def _notes(study: Study, store: Store) -> str:
             f"- Transformer@WikiText2: accuracy is that on {reading[metric]}, on which FedAvg with the authors' "
             "settings was nearer to the paper's 40.54 % in tuning, though not near: what it measured is not known."
         )
-    for setting in TASKS:
-        methods = [m for m in SEVEN if store.runs(main_cell(setting, m)) and winner(store, setting, m) is None]
-        if setting.task in settings and methods:
-            names = ", ".join(LABELS[method] for method in methods)
-            notes.append(f"- {setting.name}: not tuned, but with the authors' learning rate: {names}.")
+    notes += [note for setting in TASKS if setting.task in settings for note in _untuned(store, setting)]
     if "cifar10" in settings:
         notes.append("- CIFAR-10 from the compact files: 93 images are not exact.")
     return "## Notes\n\n" + "\n".join(notes) if notes else ""
+
+
+def _untuned(store: Store, setting: Setting) -> list[str]:
+    """Which methods were not tuned on a task, by where they have their settings from."""
+    methods: dict[str, list[str]] = {}
+    for method in SEVEN:
+        if store.runs(main_cell(setting, method)) and winner(store, setting, method) is None:
+            other = borrowed(store, setting, method)
+            origin = "the authors' learning rate" if other is None else f"what {LABELS[other.cell.method]} won with"
+            methods.setdefault(origin, []).append(LABELS[method])
+    return [f"- {setting.name}: not tuned, but with {o}: {', '.join(names)}." for o, names in methods.items()]
 
 
 def _state(entries: Sequence[Entry]) -> str:

@@ -158,6 +158,18 @@ def winner(store: Store, setting: Setting, method: str) -> Trial | None:
     return min((one for one in known if one.counts), key=lambda one: one.standing, default=None)
 
 
+def nested_relative(method: str) -> str:
+    """The method with the same policy whose slices are nested."""
+    policy = METHODS[method][1]
+    return next(name for name in SEVEN if METHODS[name] == ("prefix", policy))
+
+
+def borrowed(store: Store, setting: Setting, method: str) -> Trial | None:
+    """The winner of a method's nested relative, whose settings a method takes over that was not tuned itself; None
+    where it was, or where the relative was not either."""
+    return None if winner(store, setting, method) else winner(store, setting, nested_relative(method))
+
+
 @dataclass(frozen=True)
 class TuningTable:
     """All settings that were tried on a task, and the winners."""
@@ -179,10 +191,11 @@ class TuningTable:
         )
 
 
-def preset_of(best: Trial) -> Values:
-    """What a winner sets over the presets of its task: the content of its own."""
+def preset_of(best: Trial, method: str) -> Values:
+    """What a winner sets over the presets of its task: the content of the preset of its method, or of one that takes
+    its settings over."""
     chosen = [layer(key, value) for key, value in best.cell.overrides if not key.startswith("evaluation.")]
-    return reduce(merged, chosen, {"method": best.cell.method})
+    return reduce(merged, chosen, {"method": method})
 
 
 def _row(store: Store, cell: Cell, best: Trial | None) -> tuple[str, ...]:
