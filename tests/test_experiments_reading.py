@@ -343,6 +343,10 @@ def test_what_was_not_tuned_takes_over_what_its_nested_relative_won_with(tmp_pat
     assert [group["fixed_level"] for group in taken["fleet"]["groups"]] == [1, 1, 2, 2, 3]
     # Neither the relative itself, nor one of another policy.
     assert borrowed(store, MNIST, "heterofl") is None and borrowed(store, MNIST, "whalerolex") is None
+    # Nor does one that was tuned, even if it has not won with anything yet.
+    own = method_cells(MNIST, "fedrolex")[0]
+    keep(store, own, own.all_seeds[0], rising(60, 5, 0.5), 90.0)
+    assert borrowed(store, MNIST, "fedrolex") is None
 
 
 # --- verdicts

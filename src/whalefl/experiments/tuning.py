@@ -166,8 +166,9 @@ def nested_relative(method: str) -> str:
 
 def borrowed(store: Store, setting: Setting, method: str) -> Trial | None:
     """The winner of a method's nested relative, whose settings a method takes over that was not tuned itself; None
-    where it was, or where the relative was not either."""
-    return None if winner(store, setting, method) else winner(store, setting, nested_relative(method))
+    where it was, won or not, or where the relative was not either."""
+    tuned = any(trial(store, cell) is not None for cell in method_cells(setting, method))
+    return None if tuned else winner(store, setting, nested_relative(method))
 
 
 @dataclass(frozen=True)

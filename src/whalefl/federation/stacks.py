@@ -27,12 +27,13 @@ from whalefl.native.sgd import Descent
 from whalefl.subnet.aggregation import PartialSums, by_copy
 from whalefl.subnet.axes import Axes
 from whalefl.subnet.slicing import Weights, inside, plan_index, plan_key, sliced_axes
-from whalefl.tasks.layers import fuse, fused_operations_work
+from whalefl.tasks.layers import FUSED, fuse, fused_operations_work
 from whalefl.tasks.task import Shape, Task
 
 Precision = Literal["fp32", "tf32", "bf16"]
 PRECISIONS = ("fp32", "tf32", "bf16")
 
+_SGD = "whalefl.native.sgd"
 _ALIGNED = 16  # bytes
 _LINE = 64  # bytes of a processor's cache, where torch lets its tensors begin
 
@@ -122,7 +123,8 @@ class Stack:
         self.results = torch.zeros(copies, 3, room, dtype=torch.float64, device=self.place)
         trained = [weight for weight in self.weights.values() if weight.requires_grad]
         # A GPU takes longer to start so many casts than to carry them out; on a processor the descent makes them.
-        descends = self.place.type == "cpu" and fused_operations_work("whalefl.native.sgd", "cpu")
+        plain = self.place.type == "cpu" and all(weight.dtype == torch.float32 for weight in trained)
+        descends = plain and fused_operations_work(_SGD, "cpu")
         halves = compute_in_half(model) if self._half and (descends or self.place.type == "cuda") else {}
         leaves = [halves.get(weight, weight) for weight in trained]
         momentum = self._desk.like("momentum", trained)
@@ -256,6 +258,13 @@ def resident(model: nn.Module, place: torch.device) -> nn.Module:
     if place.type == "cpu":
         fuse(model, place)
     return model
+
+
+def get_ready(place: torch.device) -> None:
+    """Compile what models and their steps are made of on a processor; processes forked afterwards find it there."""
+    if place.type == "cpu":
+        for module in (FUSED["cpu"], _SGD):
+            fused_operations_work(module, "cpu")
 
 
 class Inbox:

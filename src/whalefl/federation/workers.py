@@ -46,7 +46,7 @@ from whalefl.federation.evaluation import (
     settle,
 )
 from whalefl.federation.orders import Order, Outcome
-from whalefl.federation.stacks import Precision, arrange
+from whalefl.federation.stacks import Precision, arrange, get_ready
 from whalefl.federation.training import Training
 from whalefl.heap import keep_freed_memory
 from whalefl.subnet.aggregation import PartialSums, split_flat
@@ -106,6 +106,7 @@ class WorkersEngine:
         self._sums = [_shared(task.axes.count, torch.float64) for _ in range(workers)]
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
+        get_ready(task.train.inputs.device)
         try:
             for number, sums in enumerate(self._sums):
                 engine = PlainEngine(task, training, precision)

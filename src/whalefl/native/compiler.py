@@ -13,10 +13,12 @@ import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from whalefl.cache import cache_dir
 
-_SOURCE = Path(__file__).with_name("kernels.cpp")
+_HERE = Path(__file__).parent
+_SOURCES = sorted(str(path) for path in _HERE.glob("*.cpp"))
 _FLAGS = ["-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
 _SIMD = ["-fopenmp-simd", *(["-mprefer-vector-width=512"] if platform.machine() in ("x86_64", "AMD64") else [])]
 _SHARED = ["-shared", "-fPIC"]
@@ -30,25 +32,36 @@ def command() -> list[str] | None:
 
 @cache
 def kernels() -> ctypes.CDLL:
-    """The kernels, compiled if they are not in the cache; subprocess.CalledProcessError if they cannot be."""
+    """The kernels, compiled if they are not in the cache or not whole; OSError or subprocess.CalledProcessError if that
+    fails."""
     compiler = command()
     if compiler is None:
         raise FileNotFoundError("there is no C++ compiler")
     kept = cache_dir() / f"kernels-{_digest(compiler)}.so"
-    if kept.is_file():
+    with suppress(OSError):
         return ctypes.CDLL(str(kept))
     with tempfile.TemporaryDirectory(prefix="whalefl-") as folder:
         made = Path(folder) / kept.name
-        _run([*compiler, *_FLAGS, *_SIMD, *_SHARED, "-o", str(made), str(_SOURCE)])
-        with suppress(OSError):  # a cache that cannot be written is no cache
+        _run([*compiler, *_FLAGS, *_SIMD, *_SHARED, "-o", str(made), *_SOURCES])
+        with suppress(OSError):  # a cache that cannot be written is no cache; nor may all folders hold what is run
             _keep(made, kept)
+            return ctypes.CDLL(str(kept))
         return ctypes.CDLL(str(made))
 
 
+@cache
+def operation(name: str, arguments: tuple[type, ...]) -> Any:
+    """One of the kernels, which takes these arguments."""
+    found = getattr(kernels(), name)
+    found.restype, found.argtypes = None, arguments
+    return found
+
+
 def _digest(compiler: list[str]) -> str:
-    """Of all that decides what comes out: the source, the flags, the compiler, and the processor it sees."""
+    """Of all that decides what comes out: the sources, the flags, the compiler, and the processor it sees."""
     sees = _run([*compiler, *_FLAGS, *_SIMD, "-E", "-dM", "-x", "c++", os.devnull])
-    parts = [_SOURCE.read_bytes(), " ".join([*compiler, *_FLAGS, *_SIMD]).encode(), sees]
+    sources = [path.read_bytes() for path in sorted([*_HERE.glob("*.cpp"), *_HERE.glob("*.h")])]
+    parts = [*sources, " ".join([*compiler, *_FLAGS, *_SIMD]).encode(), sees]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
@@ -57,8 +70,11 @@ def _run(words: list[str]) -> bytes:
 
 
 def _keep(made: Path, kept: Path) -> None:
-    """Copy it into the cache, where several processes may look for it at once."""
+    """Copy it into the cache, where several processes may look for it at once and must find it whole or not at all."""
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
-        copy = shutil.copy(made, folder)
+        copy = Path(folder) / kept.name
+        shutil.copy(made, copy)
+        with copy.open("rb") as file:
+            os.fsync(file.fileno())
         os.replace(copy, kept)

@@ -1,127 +1,54 @@
-"""Batch norm, max pool and ReLU as one operation on a processor."""
+"""What layers do by kernels on a processor, and whether that comes out right."""
 
 from __future__ import annotations
 
-import ctypes
-from ctypes import c_double, c_int64, c_void_p
-from functools import cache
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from whalefl.native.compiler import kernels
+from whalefl.native.grey import fits_grey, grey_block
+from whalefl.native.norms import fits, mean_and_variance, norm_pool_relu
+from whalefl.native.tiny import convolve_tiny, fits_tiny
 
-Statistics = tuple[Tensor, Tensor]
-"""Mean and variance of every channel."""
-
-_NAMES = {torch.float32: "float", torch.bfloat16: "half"}
-_WINDOW = 16  # pixels at most
-
-
-class _Sizes(ctypes.Structure):
-    """`Sizes` of kernels.cpp."""
-
-    _fields_ = [(name, c_int64) for name in ("images", "height", "width", "channels", "pool_height", "pool_width")]
-
-
-_ARGUMENTS = {
-    "moments": [c_void_p, _Sizes, c_void_p],
-    "pooled": [c_void_p, _Sizes, *[c_void_p] * 2],
-    "forward": [c_void_p, _Sizes, c_void_p, c_void_p, c_double, *[c_void_p] * 4],
-    "backward": [c_void_p, _Sizes, *[c_void_p] * 7],
-}
-
-
-@cache
-def _operation(name: str, dtype: torch.dtype) -> Any:
-    """One of kernels.cpp for numbers of this kind."""
-    found = getattr(kernels(), f"{name}_{_NAMES[dtype]}")
-    found.restype, found.argtypes = None, _ARGUMENTS[name]
-    return found
-
-
-def fits(x: Tensor, pool: tuple[int, int]) -> bool:
-    """Whether these images and this pool can be worked on."""
-    if x.ndim != 4 or not x.is_cpu or x.dtype not in _NAMES:
-        return False
-    whole = min(x.shape[0], x.shape[1], x.shape[2] // pool[0], x.shape[3] // pool[1]) > 0
-    return whole and pool[0] * pool[1] <= _WINDOW
-
-
-def norm_pool_relu(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, pool: tuple[int, int], statistics: Statistics | None = None
-) -> Tensor:
-    """relu(max_pool(batch_norm(x))) for images with their channels last, with the statistics of the batch.
-
-    With `statistics` it normalises by those, and has no gradient.
-    """
-    if statistics is None:
-        return _NormPoolRelu.apply(x, weight, bias, eps, pool)  # type: ignore[no-any-return, no-untyped-call]
-    x = x.contiguous(memory_format=torch.channels_last)
-    mean, variance = statistics
-    inverse = torch.rsqrt(variance + eps)
-    scale = weight.detach() * inverse
-    found = torch.stack([mean, inverse, scale, bias.detach() - mean * scale])
-    out = _pooled(x, pool)
-    _operation("pooled", x.dtype)(x.data_ptr(), _sizes(x, pool), found.data_ptr(), out.data_ptr())
-    return out
-
-
-def mean_and_variance(x: Tensor) -> Statistics:
-    """Of every channel of images with their channels last."""
-    x = x.contiguous(memory_format=torch.channels_last)
-    room = torch.empty(3, x.shape[1], dtype=torch.float64)
-    _operation("moments", x.dtype)(x.data_ptr(), _sizes(x, (1, 1)), room.data_ptr())
-    return room[0].float(), room[1].float()
+__all__ = [
+    "convolve_tiny",
+    "fits",
+    "fits_grey",
+    "fits_tiny",
+    "grey_block",
+    "mean_and_variance",
+    "norm_pool_relu",
+    "try_out",
+]
 
 
 def try_out(place: str) -> None:
-    """Do it once, forwards and back, on two little images beside torch's own; whatever is wrong is raised."""
-    x = torch.linspace(-1, 1, 2 * 4 * 5 * 6, device=place).sin().view(2, 4, 5, 6).requires_grad_()
-    weight, bias = torch.linspace(0.5, -1, 4, device=place), torch.full((4,), 0.1, device=place)
-    ours = norm_pool_relu(x, weight, bias, 1e-5, (2, 2))
-    theirs = torch.relu(torch.max_pool2d(torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, 1e-5)[0], 2))
-    for mine, other in ((ours, theirs), (torch.autograd.grad(t.square().sum(), x)[0] for t in (ours, theirs))):
-        torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
+    """Do each of them, forwards and back, beside torch's own, also in bfloat16; whatever is wrong is raised."""
+    for dtype, off in ((torch.float32, 1e-4), (torch.bfloat16, 0.1)):
+        with torch.autocast(place, dtype, enabled=dtype != torch.float32):
+            for mine, other in _pairs(place, dtype):
+                assert mine.dtype == other.dtype, f"{mine.dtype} is not {other.dtype}"
+                error, size = (float(t.detach().float().norm()) for t in (mine - other, other))
+                assert error <= off * size, f"off by {error / size:.1g} of its length"
 
 
-class _NormPoolRelu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, pool: tuple[int, int]) -> Tensor:
-        x = x.contiguous(memory_format=torch.channels_last)
-        ctx.sizes, out = _sizes(x, pool), _pooled(x, pool)
-        top = None if pool == (1, 1) else torch.empty_like(out)
-        found, room = torch.empty(4, x.shape[1]), torch.empty(3, x.shape[1], dtype=torch.float64)
-        _operation("forward", x.dtype)(
-            x.data_ptr(), ctx.sizes, weight.data_ptr(), bias.data_ptr(), eps,
-            room.data_ptr(), found.data_ptr(), None if top is None else top.data_ptr(), out.data_ptr(),
-        )  # fmt: skip
-        ctx.save_for_backward(x, found, top)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        x, found, top = ctx.saved_tensors
-        slope = slope.contiguous(memory_format=torch.channels_last)
-        of_x, channels = torch.empty_like(x), x.shape[1]
-        of_weight, of_bias, room = torch.empty(channels), torch.empty(channels), torch.empty(2, channels)
-        _operation("backward", x.dtype)(
-            x.data_ptr(), ctx.sizes, found.data_ptr(), None if top is None else top.data_ptr(), slope.data_ptr(),
-            room.data_ptr(), of_x.data_ptr(), of_weight.data_ptr(), of_bias.data_ptr(),
-        )  # fmt: skip
-        return of_x, of_weight, of_bias, None, None
-
-
-def _sizes(x: Tensor, pool: tuple[int, int]) -> _Sizes:
-    examples, channels, height, width = x.shape
-    return _Sizes(examples, height, width, channels, *pool)
-
-
-def _pooled(x: Tensor, pool: tuple[int, int]) -> Tensor:
-    """Room for these images after a pool, their channels last."""
-    examples, channels, height, width = x.shape
-    shape = (examples, channels, height // pool[0], width // pool[1])
-    return torch.empty(shape, dtype=x.dtype, memory_format=torch.channels_last)
+def _pairs(place: str, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    """What comes of little images and its gradients: ours, and torch's."""
+    image = torch.linspace(-1, 1, 2 * 5 * 6, device=place).sin().view(2, 1, 5, 6)
+    kernel = torch.linspace(1, -2, 16 * 9, device=place).cos().view(16, 1, 3, 3).requires_grad_()
+    taps = torch.linspace(1, 9, 8 * 16 * 9, device=place).cos().view(8, 16, 3, 3).requires_grad_()
+    weight = torch.linspace(0.55, -1, 16, device=place).requires_grad_()
+    bias = torch.full((16,), 0.1, device=place).requires_grad_()
+    convolved = torch.conv2d(image, kernel, padding=1)
+    normal = torch.native_batch_norm(convolved, weight, bias, None, None, True, 0.0, 1e-5)[0]
+    theirs = torch.relu(torch.max_pool2d(normal, 2))
+    found: list[tuple[Tensor, Tensor, tuple[Tensor, ...]]] = [
+        (norm_pool_relu(convolved, weight, bias, 1e-5, (2, 2)), theirs, (kernel, weight, bias))
+    ]
+    if dtype == torch.float32:
+        found.append((grey_block(image, kernel, weight, bias, 1e-5), theirs, (kernel, weight, bias)))
+        found.append((convolve_tiny(theirs, taps), torch.conv2d(theirs, taps, padding=1), (kernel, taps)))
+    pairs = [(mine, other) for mine, other, _ in found]
+    for mine, other, leaves in found:
+        slopes = (torch.autograd.grad(t.square().sum(), leaves, retain_graph=True) for t in (mine, other))
+        pairs += zip(*slopes, strict=True)
+    return pairs

@@ -1,36 +1,30 @@
-"""Steps of SGD on a processor: the gradients are gone through once for their length, and once more with the weights."""
+"""Steps of SGD on a processor, see `sgd.cpp`."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
 from ctypes import c_float, c_int64, c_void_p
-from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from whalefl.native.compiler import kernels
+from whalefl.native.compiler import operation
 
 
 class _Weight(ctypes.Structure):
-    """`Weight` of kernels.cpp."""
+    """`Weight` of sgd.cpp."""
 
     _fields_ = [(name, c_void_p) for name in ("weight", "momentum", "gradient", "half")] + [("size", c_int64)]
 
 
 class _Step(ctypes.Structure):
-    """`Step` of kernels.cpp."""
+    """`Step` of sgd.cpp."""
 
     _fields_ = [(name, c_float) for name in ("rate", "momentum", "decay", "clip")]
 
 
-@cache
-def _operation() -> Any:
-    found = kernels().sgd
-    found.restype, found.argtypes = None, [ctypes.Array, c_int64, c_int64, _Step]
-    return found
+_ARGUMENTS = (ctypes.Array, c_int64, c_int64, _Step)
 
 
 class Descent:
@@ -57,16 +51,23 @@ class Descent:
         alike = [_laid_out(gradient, leaf) for gradient, leaf in zip(gradients, self._leaves, strict=True)]
         for weight, gradient in zip(self._weights, alike, strict=True):
             weight.gradient = gradient.data_ptr()
-        _operation()(self._weights, len(self._weights), self._copies, _Step(rate, momentum, decay, clip))
+        operation("sgd", _ARGUMENTS)(
+            self._weights, len(self._weights), self._copies, _Step(rate, momentum, decay, clip)
+        )
 
 
 def try_out(place: str) -> None:
-    """Make a step of two copies and see that it is the right one; whatever is wrong is raised."""
-    weight, gradient = torch.arange(6.0, device=place), torch.tensor([0.3, 0.4, 0.0, 3.0, 0.0, 4.0], device=place)
-    momentum = torch.ones_like(weight)
-    expected = weight - 0.5 * (0.9 * momentum + gradient / torch.tensor([1.0, 1, 1, 5, 5, 5]) + 0.1 * weight)
-    Descent([weight], [momentum], [weight], 2).step([gradient], rate=0.5, momentum=0.9, decay=0.1, clip=1.0)
-    torch.testing.assert_close(weight, expected)
+    """Make a step of two copies, of weights and of ones with a copy in 16 bits, and see that it is the right one;
+    whatever is wrong is raised."""
+    gradient = torch.tensor([0.3, 0.4, 0.0, 3.0, 0.0, 4.0], device=place)
+    for dtype in (torch.float32, torch.bfloat16):
+        weight, own = torch.arange(6.0, device=place), gradient.to(dtype)
+        momentum, leaf = torch.ones_like(weight), weight if dtype == torch.float32 else weight.to(dtype)
+        clipped = own.float() / torch.tensor([1.0, 1, 1, 5, 5, 5], device=place)
+        expected = weight - 0.5 * (0.9 * momentum + clipped + 0.1 * weight)
+        Descent([weight], [momentum], [leaf], 2).step([own], rate=0.5, momentum=0.9, decay=0.1, clip=1.0)
+        torch.testing.assert_close(weight, expected)
+        torch.testing.assert_close(leaf, expected.to(dtype))
 
 
 def _laid_out(gradient: Tensor, leaf: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from types import ModuleType
 from typing import Literal
 
 import torch
@@ -44,21 +45,22 @@ class Block(Fusable, nn.Module):
         self.pool = pool
 
     def forward(self, x: Tensor) -> Tensor:
-        norm = self.norm
-        if self._grey(x) and type(norm) is StaticBatchNorm and norm.observer is None:
+        norm, fused = self.norm, self.fused
+        if self._grey(x, fused) and type(norm) is StaticBatchNorm and norm.observer is None:
             weights = (self.conv.weight, norm.weight, norm.bias)
-            return self.fused.grey_block(x, *weights, norm.eps, norm.statistics)  # type: ignore[no-any-return, union-attr]
-        return norm_pool_relu(self.norm, self._convolved(x), self.pool, self.fused)
+            return fused.grey_block(x, *weights, norm.eps, norm.statistics)  # type: ignore[no-any-return, union-attr]
+        return norm_pool_relu(norm, self._convolved(x, fused), self.pool, fused)
 
-    def _grey(self, x: Tensor) -> bool:
+    def _grey(self, x: Tensor, fused: ModuleType | None) -> bool:
         """Whether the block as a whole can be one operation."""
-        known = hasattr(self.fused, "fits_grey")
-        return known and self.fused.fits_grey(x, self.conv.weight, self.pool)  # type: ignore[union-attr]
+        return fused is not None and fused.fits_grey(x, self.conv.weight, self.pool)
 
-    def _convolved(self, x: Tensor) -> Tensor:
+    def _convolved(self, x: Tensor, fused: ModuleType | None) -> Tensor:
         weight, groups = self.conv.weight, self.conv.groups
         if weight.ndim == 3:
             weight = weight.unsqueeze(2)
+        if fused is not None and not self.biased and fused.fits_tiny(x, weight, groups):
+            return fused.convolve_tiny(x, weight, groups)  # type: ignore[no-any-return]
         if self.biased or groups > 1 or weight.shape[2] == 1:
             bias = self.conv.bias if self.biased else None
             return F.conv2d(x, weight, bias, padding=(weight.shape[2] // 2, 1), groups=groups)

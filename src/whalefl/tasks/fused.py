@@ -40,6 +40,11 @@ def fits_grey(x: Tensor, kernel: Tensor, pool: Pool) -> bool:
     return alone and len(kernel) * x.numel() < _ADDRESSED and kernel.ndim == 4 and pool == (2, 2)
 
 
+def fits_tiny(x: Tensor, weight: Tensor, groups: int) -> bool:
+    """On a GPU the library's own convolutions are fast with images of any size."""
+    return False
+
+
 def norm_pool_relu(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, pool: Pool, statistics: Statistics | None = None
 ) -> Tensor:

@@ -109,9 +109,13 @@ def mean_and_variance_in_blocks(x: Tensor, size: int = _BLOCK) -> Statistics:
 
 
 class Fusable:
-    """A layer that can work by fused operations, those of a module, see `fuse`."""
+    """A layer that can work by fused operations, those of the module that is named, see `fuse`."""
 
-    fused: ModuleType | None = None
+    fused_by: str | None = None  # not the module itself, with which a model could not be copied
+
+    @property
+    def fused(self) -> ModuleType | None:
+        return None if self.fused_by is None else import_module(self.fused_by)
 
 
 def norm_pool_relu(norm: nn.Module, x: Tensor, pool: Pool = (1, 1), fused: ModuleType | None = None) -> Tensor:
@@ -135,17 +139,18 @@ def _largest(x: Tensor, pool: Pool) -> Tensor:
     return x if pool == (1, 1) else F.max_pool2d(x, pool)
 
 
-_FUSED = {"cuda": "whalefl.tasks.fused", "cpu": "whalefl.native.images"}
+FUSED = {"cuda": "whalefl.tasks.fused", "cpu": "whalefl.native.images"}
+"""Which module has the fused operations for which kind of device."""
 
 
 def fuse(model: nn.Module, place: torch.device) -> None:
     """Let the layers of a model there work by fused operations where they can."""
-    name = _FUSED.get(place.type)
+    name = FUSED.get(place.type)
     if name is None or not fused_operations_work(name, place.type):
         return
     for module in model.modules():
         if isinstance(module, Fusable):
-            module.fused = import_module(name)
+            module.fused_by = name
 
 
 @cache
@@ -153,9 +158,9 @@ def fused_operations_work(module: str, place: str = "cuda") -> bool:
     """Whether what compiles a module's operations is there (Triton on a GPU, else a C++ compiler), and they come out
     right: it may be too old, or the GPU."""
     on_gpu = place == "cuda"
-    if (find_spec("triton") if on_gpu else compiler.command()) is None:
-        return False
     try:
+        if (find_spec("triton") if on_gpu else compiler.command()) is None:
+            return False
         with torch.enable_grad():
             import_module(module).try_out(place)
     except Exception as error:  # whatever it is, torch's own operations do it too
