@@ -69,8 +69,8 @@ On a processor batch norm, pool and ReLU are one operation in C++, and a step of
 ([native](../src/whalefl/native)): they go over memory as seldom as they can, which with two cores
 counts twice, since both wait for the same memory. In fp32 so are the first block on grey images and, with AVX-512,
 convolutions of images of few pixels, which leave out what the padding would be multiplied by. All are compiled by the
-machine's own compiler (`$CXX`, or `c++`) the first time they are needed, in a few seconds, and kept in the user's cache. Where there is no compiler torch's
-own operations take their place, with the same results but for rounding. By
+machine's own compiler (`$CXX`, or `c++`) the first time they are needed, in a few seconds, and kept in the user's
+cache. Where there is no compiler torch's own operations take their place, with the same results but for rounding. By
 `CXX= whalefl bench --scenario mixed --repeats 9 --out results/bench/cpu_uncompiled.json`
 ([cpu_uncompiled.json](../results/bench/cpu_uncompiled.json)), on the same machine:
 

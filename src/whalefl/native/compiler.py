@@ -18,10 +18,11 @@ from typing import Any
 from whalefl.cache import cache_dir
 
 _HERE = Path(__file__).parent
-_SOURCES = sorted(str(path) for path in _HERE.glob("*.cpp"))
+_SOURCES = sorted(_HERE.glob("*.cpp"))
 _FLAGS = ["-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
 _SIMD = ["-fopenmp-simd", *(["-mprefer-vector-width=512"] if platform.machine() in ("x86_64", "AMD64") else [])]
-_SHARED = ["-shared", "-fPIC"]
+_LIBRARY = ["-shared", "-fPIC"]
+_SEAL = hashlib.sha256().digest_size  # bytes at the end of what is kept: the digest of all before them
 
 
 def command() -> list[str] | None:
@@ -32,17 +33,17 @@ def command() -> list[str] | None:
 
 @cache
 def kernels() -> ctypes.CDLL:
-    """The kernels, compiled if they are not in the cache or not whole; OSError or subprocess.CalledProcessError if that
-    fails."""
+    """The kernels, compiled if they are not in the cache or not whole; OSError if they cannot be."""
     compiler = command()
     if compiler is None:
         raise FileNotFoundError("there is no C++ compiler")
     kept = cache_dir() / f"kernels-{_digest(compiler)}.so"
     with suppress(OSError):
-        return ctypes.CDLL(str(kept))
+        if _whole(kept):
+            return ctypes.CDLL(str(kept))
     with tempfile.TemporaryDirectory(prefix="whalefl-") as folder:
         made = Path(folder) / kept.name
-        _run([*compiler, *_FLAGS, *_SIMD, *_SHARED, "-o", str(made), *_SOURCES])
+        _run([*compiler, *_FLAGS, *_SIMD, *_LIBRARY, "-o", str(made), *map(str, _SOURCES)])
         with suppress(OSError):  # a cache that cannot be written is no cache; nor may all folders hold what is run
             _keep(made, kept)
             return ctypes.CDLL(str(kept))
@@ -60,21 +61,29 @@ def operation(name: str, arguments: tuple[type, ...]) -> Any:
 def _digest(compiler: list[str]) -> str:
     """Of all that decides what comes out: the sources, the flags, the compiler, and the processor it sees."""
     sees = _run([*compiler, *_FLAGS, *_SIMD, "-E", "-dM", "-x", "c++", os.devnull])
-    sources = [path.read_bytes() for path in sorted([*_HERE.glob("*.cpp"), *_HERE.glob("*.h")])]
-    parts = [*sources, " ".join([*compiler, *_FLAGS, *_SIMD]).encode(), sees]
+    sources = [path.read_bytes() for path in [*_SOURCES, *sorted(_HERE.glob("*.h"))]]
+    parts = [*sources, " ".join([*compiler, *_FLAGS, *_SIMD, *_LIBRARY]).encode(), sees]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 def _run(words: list[str]) -> bytes:
-    return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=True).stdout
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True)
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip().splitlines()[:3]
+        raise OSError(f"{words[0]} failed with exit code {done.returncode}: {' '.join(said)}")
+    return done.stdout
 
 
 def _keep(made: Path, kept: Path) -> None:
-    """Copy it into the cache, where several processes may look for it at once and must find it whole or not at all."""
+    """Copy it into the cache with its seal, where several processes may look for it at once."""
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
-        copy = Path(folder) / kept.name
-        shutil.copy(made, copy)
-        with copy.open("rb") as file:
-            os.fsync(file.fileno())
+        copy, library = Path(folder) / kept.name, made.read_bytes()
+        copy.write_bytes(library + hashlib.sha256(library).digest())
         os.replace(copy, kept)
+
+
+def _whole(kept: Path) -> bool:
+    """Whether it is all there: a library that is not would end the process as soon as it is loaded."""
+    sealed = kept.read_bytes()
+    return hashlib.sha256(sealed[:-_SEAL]).digest() == sealed[-_SEAL:]

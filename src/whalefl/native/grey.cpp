@@ -94,12 +94,13 @@ void grey_forward(const float *x, Sizes of, Count groups, const float *taps, con
     const Count n = of.channels, rows = of.height * of.width;
     const Found found(found_room, n);
     Grey grey(x, of, groups);
-    std::memset(room, 0, 2 * n * sizeof *room);
+    const Sums sums(room, n);
     for (Count image = 0; image < of.images; image++) {
         grey.convolve(image, taps, y + image * rows * n);
-        gather(y, y + image * rows * n, rows, n, room);
+        if (image == 0) begin(y, rows, n, sums);
+        gather(y + image * rows * n, rows, n, sums);
     }
-    settle(y, of.pixels(), n, room);
+    settle(of.pixels(), n, sums);
     find(room, n, weight, bias, eps, found);
     pooled(y, of, found, top, out);
 }

@@ -10,19 +10,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from whalefl.native.compiler import operation
-from whalefl.native.norms import Sizes, Statistics, fits, found_of, room_for
+from whalefl.native.norms import Sizes, Statistics, dense, fits, floats, found_of, room_for
 
 _POOL = (2, 2)
-_POINTERS = (c_void_p,) * 12
-_FORWARD = (c_void_p, Sizes, c_int64, *_POINTERS[:3], c_double, *_POINTERS[:5])
-_POOLED = (c_void_p, Sizes, c_int64, *_POINTERS[:4])
-_BACKWARD = (c_void_p, Sizes, c_int64, *_POINTERS[:9])
+_FORWARD = (c_void_p, Sizes, c_int64, *[c_void_p] * 3, c_double, *[c_void_p] * 5)
+_POOLED = (c_void_p, Sizes, c_int64, *[c_void_p] * 4)
+_BACKWARD = (c_void_p, Sizes, c_int64, *[c_void_p] * 9)
 
 
-def fits_grey(x: Tensor, kernel: Tensor, pool: tuple[int, int]) -> bool:
+def fits_grey(x: Tensor, kernel: Tensor, pool: tuple[int, int], groups: int) -> bool:
     """Whether the block as a whole can be one operation, and is faster as one: in float32, where one channel comes in
     for each group and needs no gradient."""
-    alone = kernel.shape[1:] == (1, 3, 3) and not x.requires_grad
+    alone = kernel.shape[1:] == (1, 3, 3) and x.shape[1] == groups and not x.requires_grad
     whole = x.dtype == kernel.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     return alone and whole and pool == _POOL and torch.get_num_threads() == 1 and fits(x, pool)
 
@@ -37,7 +36,7 @@ def grey_block(
     """
     x = x.contiguous(memory_format=torch.channels_last)
     if statistics is None:
-        return _GreyBlock.apply(x, kernel, weight.float(), bias.float(), eps)  # type: ignore[no-any-return, no-untyped-call]
+        return _GreyBlock.apply(x, kernel, dense(weight), dense(bias), eps)  # type: ignore[no-any-return, no-untyped-call]
     found, sizes = found_of(statistics, weight, bias, eps), _sizes(x, kernel)
     out, taps, kept = room_for(sizes, x.dtype), _taps(kernel), _one_image(sizes)
     operation("grey_pooled", _POOLED)(
@@ -51,8 +50,8 @@ class _GreyBlock(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, kernel: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         channels, taps, ctx.sizes = len(kernel), _taps(kernel), _sizes(x, kernel)
         out = room_for(ctx.sizes, x.dtype)
-        top, convolved = torch.empty_like(out), torch.empty(len(x), *x.shape[2:], channels)
-        found, room = torch.empty(4, channels), torch.empty(3, channels, dtype=torch.float64)
+        top, convolved = torch.empty_like(out), floats(len(x), *x.shape[2:], channels)
+        found, room = floats(4, channels), floats(4, channels, dtype=torch.float64)
         operation("grey_forward", _FORWARD)(
             x.data_ptr(), ctx.sizes, x.shape[1], taps.data_ptr(), weight.data_ptr(), bias.data_ptr(), eps,
             room.data_ptr(), found.data_ptr(), convolved.data_ptr(), top.data_ptr(), out.data_ptr(),
@@ -65,14 +64,15 @@ class _GreyBlock(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         x, convolved, found, top = ctx.saved_tensors
         slope, channels = slope.contiguous(memory_format=torch.channels_last), found.shape[1]
-        of_weight, of_bias, room = torch.empty(channels), torch.empty(channels), torch.empty(2, channels)
-        of_taps, given = torch.zeros(9, channels), _one_image(ctx.sizes)
+        of_weight, of_bias, room = floats(channels), floats(channels), floats(2, channels)
+        of_taps, given = floats(9, channels).zero_(), _one_image(ctx.sizes)
         operation("grey_backward", _BACKWARD)(
             x.data_ptr(), ctx.sizes, x.shape[1], convolved.data_ptr(), found.data_ptr(), top.data_ptr(),
             slope.data_ptr(), room.data_ptr(), given.data_ptr(), of_taps.data_ptr(), of_weight.data_ptr(),
             of_bias.data_ptr(),
         )  # fmt: skip
-        return None, of_taps.t().contiguous().view(channels, 1, 3, 3), of_weight, of_bias, None
+        of_kernel = of_taps.t().contiguous().view(channels, 3, 3, 1).permute(0, 3, 1, 2)  # as weights lie in memory
+        return None, of_kernel, of_weight, of_bias, None
 
 
 def _taps(kernel: Tensor) -> Tensor:
@@ -86,4 +86,4 @@ def _sizes(x: Tensor, kernel: Tensor) -> Sizes:
 
 def _one_image(of: Sizes) -> Tensor:
     """Room for one image before the pool."""
-    return torch.empty(of.height * of.width * of.channels)
+    return floats(of.height * of.width * of.channels)

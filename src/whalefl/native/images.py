@@ -26,9 +26,9 @@ def try_out(place: str) -> None:
     for dtype, off in ((torch.float32, 1e-4), (torch.bfloat16, 0.1)):
         with torch.autocast(place, dtype, enabled=dtype != torch.float32):
             for mine, other in _pairs(place, dtype):
-                assert mine.dtype == other.dtype, f"{mine.dtype} is not {other.dtype}"
                 error, size = (float(t.detach().float().norm()) for t in (mine - other, other))
-                assert error <= off * size, f"off by {error / size:.1g} of its length"
+                if mine.dtype != other.dtype or not error <= off * size:
+                    raise ArithmeticError(f"{mine.dtype} is off by {error / size:.1g} of its length")
 
 
 def _pairs(place: str, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:

@@ -4,7 +4,7 @@
 
 extern "C" {
 
-// Mean and variance of every channel: the first doubles of `room`, which has three of each.
+// Mean and variance of every channel: the first doubles of `room`, which has four of each.
 void moments_float(const float *x, Sizes of, double *room) { moments(x, of, room); }
 void moments_half(const Half *x, Sizes of, double *room) { moments(x, of, room); }
 

@@ -19,7 +19,8 @@ struct Sizes {
 namespace {
 
 constexpr Count FLUSH = 128;  // rows whose sums are taken in float
-constexpr int MOST = 16;      // pixels in a window of a pool
+constexpr Count LOOKED_AT = 8;
+constexpr int MOST = 16;  // pixels in a window of a pool; `_WINDOW` in norms.py
 
 // What the forward pass finds of every channel, and the way back needs.
 struct Found {
@@ -29,44 +30,63 @@ struct Found {
         : mean(room), inverse(room + channels), scale(room + 2 * channels), shift(room + 3 * channels) {}
 };
 
-// Adds sums of every channel over some rows, and of squares, to the first doubles of `room`, which has two and two floats
-// of each. They are of what is left of `first`, a value near the mean, so that squares keep their digits.
-template <typename T>
-void gather(const T *__restrict first, const T *__restrict x, Count rows, Count n, double *__restrict room) {
-    double *__restrict total = room, *__restrict of_squares = room + n;
-    float *__restrict sum = reinterpret_cast<float *>(room + 2 * n), *__restrict squares = sum + n;
+// Of every channel: sums over rows and over their squares, of what is left of `near`, a value near the mean, so that
+// squares keep their digits. In the end the sums are mean and variance. `room` has four doubles of each channel.
+struct Sums {
+    double *total, *squares;
+    float *near, *some, *some_squares;
+
+    Sums(double *room, Count channels)
+        : total(room), squares(room + channels), near(reinterpret_cast<float *>(room + 2 * channels)),
+          some(near + channels), some_squares(near + 2 * channels) {}
+};
+
+// Nothing is summed yet; `near` is the mean of a few rows from all over x, since those at an edge may be unlike others.
+template <typename T> void begin(const T *x, Count rows, Count n, Sums sums) {
+    const Count looked_at = least(LOOKED_AT, rows);
+    std::memset(sums.total, 0, 2 * n * sizeof(double));
+    std::memset(sums.near, 0, n * sizeof(float));
+    for (Count k = 0; k < looked_at; k++) {
+        const T *row = x + (2 * k + 1) * rows / (2 * looked_at) * n;
+        for (Count c = 0; c < n; c++) sums.near[c] += up(row[c]) / looked_at;
+    }
+}
+
+template <typename T> void gather(const T *__restrict x, Count rows, Count n, Sums sums) {
+    const float *__restrict near = sums.near;
+    float *__restrict some = sums.some, *__restrict some_squares = sums.some_squares;
     for (Count start = 0; start < rows; start += FLUSH) {
-        std::memset(sum, 0, 2 * n * sizeof *sum);
+        std::memset(some, 0, 2 * n * sizeof *some);
         for (Count p = start; p < least(start + FLUSH, rows); p++) {
             const T *__restrict row = x + p * n;
 #pragma omp simd
             for (Count c = 0; c < n; c++) {
-                float off = up(row[c]) - up(first[c]);
-                sum[c] += off;
-                squares[c] += off * off;
+                float off = up(row[c]) - near[c];
+                some[c] += off;
+                some_squares[c] += off * off;
             }
         }
         for (Count c = 0; c < n; c++) {
-            total[c] += sum[c];
-            of_squares[c] += squares[c];
+            sums.total[c] += some[c];
+            sums.squares[c] += some_squares[c];
         }
     }
 }
 
-// Mean and variance in the place of these sums over so many rows.
-template <typename T> void settle(const T *first, Count rows, Count n, double *room) {
+inline void settle(Count rows, Count n, Sums sums) {
     for (Count c = 0; c < n; c++) {
-        double off = room[c] / rows, rest = room[n + c] / rows - off * off;
-        room[c] = up(first[c]) + off;
-        room[n + c] = rest < 0 ? 0 : rest;
+        double off = sums.total[c] / rows, rest = sums.squares[c] / rows - off * off;
+        sums.total[c] = sums.near[c] + off;
+        sums.squares[c] = rest < 0 ? 0 : rest;
     }
 }
 
 // Mean and variance of every channel.
 template <typename T> void moments(const T *x, const Sizes &of, double *room) {
-    std::memset(room, 0, 2 * of.channels * sizeof *room);
-    gather(x, x, of.pixels(), of.channels, room);
-    settle(x, of.pixels(), of.channels, room);
+    const Sums sums(room, of.channels);
+    begin(x, of.pixels(), of.channels, sums);
+    gather(x, of.pixels(), of.channels, sums);
+    settle(of.pixels(), of.channels, sums);
 }
 
 // One window: `top` (if it is wanted) is what is largest in it after the norm, `out` is relu(scale * top + shift).

@@ -16,7 +16,7 @@ Statistics = tuple[Tensor, Tensor]
 """Mean and variance of every channel."""
 
 _NAMES = {torch.float32: "float", torch.bfloat16: "half"}
-_WINDOW = 16  # pixels at most
+_WINDOW = 16  # pixels at most: `MOST` of norms.h
 
 
 class Sizes(ctypes.Structure):
@@ -53,7 +53,7 @@ def norm_pool_relu(
     With `statistics` it normalises by those, and has no gradient.
     """
     if statistics is None:
-        return _NormPoolRelu.apply(x, weight.float(), bias.float(), eps, pool)  # type: ignore[no-any-return, no-untyped-call]
+        return _NormPoolRelu.apply(x, dense(weight), dense(bias), eps, pool)  # type: ignore[no-any-return, no-untyped-call]
     x = x.contiguous(memory_format=torch.channels_last)
     found, sizes = found_of(statistics, weight, bias, eps), _sizes(x, pool)
     out = room_for(sizes, x.dtype)
@@ -64,7 +64,7 @@ def norm_pool_relu(
 def mean_and_variance(x: Tensor) -> Statistics:
     """Of every channel of images with their channels last."""
     x = x.contiguous(memory_format=torch.channels_last)
-    room = torch.empty(3, x.shape[1], dtype=torch.float64)
+    room = floats(4, x.shape[1], dtype=torch.float64)
     _operation("moments", x.dtype)(x.data_ptr(), _sizes(x, (1, 1)), room.data_ptr())
     return room[0].float(), room[1].float()
 
@@ -84,7 +84,7 @@ class _NormPoolRelu(torch.autograd.Function):
         ctx.sizes = _sizes(x, pool)
         out = room_for(ctx.sizes, x.dtype)
         top = None if pool == (1, 1) else torch.empty_like(out)
-        found, room = torch.empty(4, x.shape[1]), torch.empty(3, x.shape[1], dtype=torch.float64)
+        found, room = floats(4, x.shape[1]), floats(4, x.shape[1], dtype=torch.float64)
         _operation("forward", x.dtype)(
             x.data_ptr(), ctx.sizes, weight.data_ptr(), bias.data_ptr(), eps,
             room.data_ptr(), found.data_ptr(), None if top is None else top.data_ptr(), out.data_ptr(),
@@ -98,7 +98,7 @@ class _NormPoolRelu(torch.autograd.Function):
         x, found, top = ctx.saved_tensors
         slope = slope.contiguous(memory_format=torch.channels_last)
         of_x, channels = torch.empty_like(x), x.shape[1]
-        of_weight, of_bias, room = torch.empty(channels), torch.empty(channels), torch.empty(2, channels)
+        of_weight, of_bias, room = floats(channels), floats(channels), floats(2, channels)
         _operation("backward", x.dtype)(
             x.data_ptr(), ctx.sizes, found.data_ptr(), None if top is None else top.data_ptr(), slope.data_ptr(),
             room.data_ptr(), of_x.data_ptr(), of_weight.data_ptr(), of_bias.data_ptr(),
@@ -114,4 +114,14 @@ def _sizes(x: Tensor, pool: tuple[int, int]) -> Sizes:
 def room_for(of: Sizes, dtype: torch.dtype) -> Tensor:
     """Room for images after a pool, their channels last."""
     shape = (of.images, of.channels, of.height // of.pool_height, of.width // of.pool_width)
-    return torch.empty(shape, dtype=dtype, memory_format=torch.channels_last)
+    return torch.empty(shape, dtype=dtype, device="cpu", memory_format=torch.channels_last)
+
+
+def floats(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Room for numbers, whatever torch's defaults are."""
+    return torch.empty(shape, dtype=dtype, device="cpu")
+
+
+def dense(weight: Tensor) -> Tensor:
+    """The weight as kernels read it."""
+    return weight.float().contiguous()

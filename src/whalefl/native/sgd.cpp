@@ -4,7 +4,7 @@
 
 namespace {
 
-constexpr Count BLOCK = 8192;  // numbers that stay in the nearest cache
+constexpr Count BLOCK = 8192;  // numbers that stay in a near cache
 
 // The sum of all squares.
 template <typename T> double squares(const T *__restrict x, Count size) {
@@ -74,7 +74,7 @@ void sgd(const Weight *weights, Count count, Count copies, Step by) {
             for (Count w = 0; w < count; w++)
                 total += weights[w].half == nullptr ? length<float>(weights[w], copy) : length<Half>(weights[w], copy);
             float excess = (static_cast<float>(std::sqrt(total)) + 1e-6f) / by.clip;
-            scale = excess > 1 ? 1 / excess : 1;
+            scale = excess <= 1 ? 1 : 1 / excess;  // what is no number stays none
         }
         for (Count w = 0; w < count; w++)
             if (weights[w].half == nullptr) step<float>(weights[w], copy, scale, by);

@@ -3,7 +3,7 @@
 // Around a pixel near the edge some taps see nothing: an image of 3x3 pixels has 49 pairs of a pixel and a tap, not 81.
 // So pixels at one place of all images, around which the same taps see something, are worked on together, and a few
 // results of each of a few images are held in registers until they are done. Weights lie as their images do: one number
-// of each input for each tap for each output. Inputs and outputs come in whole vectors.
+// of each input for each tap for each output. Inputs come in whole vectors, outputs in whole OUTPUTS.
 
 #include <utility>
 #include <vector>
@@ -22,7 +22,7 @@ struct Tiny {
 namespace {
 
 constexpr Count TAPS = 9;
-constexpr Count OUTPUTS = 4;  // that are held at once in each image
+constexpr Count OUTPUTS = 4;  // that are held at once in each image; `_OUTPUTS` in tiny.py
 constexpr Count IMAGES = 6;   // that these are held of
 constexpr Count VECTORS = 4;  // of inputs that are held at once
 constexpr Count HELD = 24;    // of them in all images
@@ -149,43 +149,61 @@ void collect_all(const float *slope, const float *weight, const Tiny &of, float 
         });
 }
 
-// Adds to the gradient of a tap's weights, a few vectors of inputs of some outputs, what some images make of it.
+// Where a pixel of the gradient is, and the pixel that a tap sees around it.
+struct Pair {
+    Count own, seen;
+};
+
+// All pairs of a tap in so many images, one image after another.
+std::vector<Pair> pairs_of(const Tiny &of, Count tap, Count images) {
+    std::vector<Pair> found;
+    const auto seen = sights(of, false);
+    for (Count image = 0; image < images; image++)
+        for (Count pixel = 0; pixel < of.pixels(); pixel++)
+            for (const Sight &at : seen[pixel])
+                if (at.tap == tap)
+                    found.push_back({(image * of.pixels() + pixel) * of.given(),
+                                     (image * of.pixels() + at.pixel) * of.taken()});
+    return found;
+}
+
+// Adds to the gradient of a tap's weights, a few vectors of inputs of some outputs, what so many pairs make of it. There
+// is one loop: where there were two the compiler kept sums in memory.
 template <Count SIZE, Count WIDE>
-inline void weigh(const Tiny &of, Count tap, const std::vector<std::vector<Sight>> &seen, const float *x,
-                  const float *slope, Count images, bool first, float *of_tap) {
+inline void weigh(const Tiny &of, const Pair *pairs, Count count, const float *x, const float *slope, bool first,
+                  float *of_tap) {
     Lanes sums[SIZE][WIDE] = {};
     if (!first)
         for (Count o = 0; o < SIZE; o++)
             for (Count v = 0; v < WIDE; v++) sums[o][v] = taken(of_tap + o * TAPS * of.inputs + v * LANES);
-    for (Count pixel = 0; pixel < of.pixels(); pixel++)
-        for (const Sight &at : seen[pixel]) {
-            if (at.tap != tap) continue;
-            for (Count image = 0; image < images; image++) {
-                const float *from = x + (image * of.pixels() + at.pixel) * of.taken();
-                const float *own = slope + (image * of.pixels() + pixel) * of.given();
-                Lanes value[WIDE];
-                for (Count v = 0; v < WIDE; v++) value[v] = taken(from + v * LANES);
-                for (Count o = 0; o < SIZE; o++)
-                    for (Count v = 0; v < WIDE; v++) sums[o][v] += own[o] * value[v];
-            }
-        }
+    for (Count k = 0; k < count; k++) {
+        const float *from = x + pairs[k].seen, *own = slope + pairs[k].own;
+        Lanes value[WIDE];
+        for (Count v = 0; v < WIDE; v++) value[v] = taken(from + v * LANES);
+        for (Count o = 0; o < SIZE; o++)
+            for (Count v = 0; v < WIDE; v++) sums[o][v] += own[o] * value[v];
+    }
     for (Count o = 0; o < SIZE; o++)
         for (Count v = 0; v < WIDE; v++) put(sums[o][v], of_tap + o * TAPS * of.inputs + v * LANES);
 }
 
 void weigh_all(const float *x, const float *slope, const Tiny &of, float *of_weight) {
-    const auto seen = sights(of, false);
-    const Count near = FAR / of.pixels() + 1;
+    const Count near = least(FAR / of.pixels() + 1, of.images);
+    std::vector<Pair> pairs[TAPS];
+    for (Count tap = 0; tap < TAPS; tap++) pairs[tap] = pairs_of(of, tap, near);
     for (Count group = 0; group < of.groups; group++)
         parts<VECTORS>(of.inputs / LANES, [&](Count vector, auto wide) {
             float *to = of_weight + group * of.outputs * TAPS * of.inputs + vector * LANES;
             for (Count image = 0; image < of.images; image += near) {
+                const Count images = least(near, of.images - image);
                 const float *from = x + image * of.pixels() * of.taken() + group * of.inputs + vector * LANES;
                 const float *own = slope + image * of.pixels() * of.given() + group * of.outputs;
                 parts<HELD / (wide < 2 ? 2 : wide)>(of.outputs, [&](Count o, auto size) {
-                    for (Count tap = 0; tap < TAPS; tap++)
-                        weigh<size, wide>(of, tap, seen, from, own + o, least(near, of.images - image), image == 0,
+                    for (Count tap = 0; tap < TAPS; tap++) {
+                        const Count count = static_cast<Count>(pairs[tap].size()) / near * images;
+                        weigh<size, wide>(of, pairs[tap].data(), count, from, own + o, image == 0,
                                           to + (o * TAPS + tap) * of.inputs);
+                    }
                 });
             }
         });
@@ -196,11 +214,11 @@ void weigh_all(const float *x, const float *slope, const Tiny &of, float *of_wei
 extern "C" {
 
 // Whether vectors of LANES numbers are what the processor computes with; narrower ones leave too few registers.
-bool tiny_is_fast() {
+int tiny_is_fast() {
 #ifdef __AVX512F__
-    return true;
+    return 1;
 #else
-    return false;
+    return 0;
 #endif
 }
 

@@ -13,8 +13,8 @@ from torch.autograd.function import once_differentiable
 from whalefl.native.compiler import kernels, operation
 
 _FORWARD, _BACK = 16, 64  # pixels up to which the library's own kernels are slower
-_LANES = 16  # numbers in a vector
-_OUTPUTS = 4  # that are held at once
+_LANES = 16  # numbers in a vector: `LANES` of numbers.h
+_OUTPUTS = 4  # that are held at once: `OUTPUTS` of tiny.cpp
 
 
 class _Tiny(ctypes.Structure):
@@ -31,10 +31,11 @@ def fits_tiny(x: Tensor, weight: Tensor, groups: int) -> bool:
     vectors as wide as `_LANES`."""
     if x.ndim != 4 or weight.shape[2:] != (3, 3) or x.numel() == 0 or not x.is_cpu:
         return False
+    fitting = x.shape[1] == groups * weight.shape[1] and len(weight) % groups == 0
     whole = weight.shape[1] % _LANES == 0 and len(weight) // groups % _OUTPUTS == 0
     single = x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     near = x.shape[2] * x.shape[3] <= _BACK
-    return whole and single and near and torch.get_num_threads() == 1 and bool(kernels().tiny_is_fast())
+    return fitting and whole and single and near and torch.get_num_threads() == 1 and bool(kernels().tiny_is_fast())
 
 
 def convolve_tiny(x: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
@@ -50,19 +51,21 @@ class _Convolve(torch.autograd.Function):
         ctx.groups = groups
         if x.shape[2] * x.shape[3] > _FORWARD:
             return torch.conv2d(x, weight, padding=1, groups=groups)
-        out = torch.empty(len(x), len(weight), *x.shape[2:], memory_format=torch.channels_last)
+        out = x.new_empty(len(x), *x.shape[2:], len(weight)).permute(0, 3, 1, 2)
         operation("tiny", _ARGUMENTS)(x.data_ptr(), weight.data_ptr(), _sizes(x, weight, groups), out.data_ptr())
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor, None]:
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         slope, sizes = slope.contiguous(memory_format=torch.channels_last), _sizes(x, weight, ctx.groups)
-        of_x, of_weight = torch.empty_like(x) if ctx.needs_input_grad[0] else None, torch.empty_like(weight)
+        wanted = zip((x, weight), ctx.needs_input_grad, strict=False)
+        of_x, of_weight = (torch.empty_like(tensor) if needed else None for tensor, needed in wanted)
         if of_x is not None:
             operation("tiny_of_x", _ARGUMENTS)(slope.data_ptr(), weight.data_ptr(), sizes, of_x.data_ptr())
-        operation("tiny_of_weight", _ARGUMENTS)(x.data_ptr(), slope.data_ptr(), sizes, of_weight.data_ptr())
+        if of_weight is not None:
+            operation("tiny_of_weight", _ARGUMENTS)(x.data_ptr(), slope.data_ptr(), sizes, of_weight.data_ptr())
         return of_x, of_weight, None
 
 

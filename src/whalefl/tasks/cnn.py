@@ -46,14 +46,11 @@ class Block(Fusable, nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         norm, fused = self.norm, self.fused
-        if self._grey(x, fused) and type(norm) is StaticBatchNorm and norm.observer is None:
-            weights = (self.conv.weight, norm.weight, norm.bias)
-            return fused.grey_block(x, *weights, norm.eps, norm.statistics)  # type: ignore[no-any-return, union-attr]
+        kernel = self.conv.weight
+        plain = type(norm) is StaticBatchNorm and norm.observer is None and norm.can_be_fused()
+        if fused is not None and plain and fused.fits_grey(x, kernel, self.pool, self.conv.groups):
+            return fused.grey_block(x, kernel, norm.weight, norm.bias, norm.eps, norm.statistics)  # type: ignore[no-any-return]
         return norm_pool_relu(norm, self._convolved(x, fused), self.pool, fused)
-
-    def _grey(self, x: Tensor, fused: ModuleType | None) -> bool:
-        """Whether the block as a whole can be one operation."""
-        return fused is not None and fused.fits_grey(x, self.conv.weight, self.pool)
 
     def _convolved(self, x: Tensor, fused: ModuleType | None) -> Tensor:
         weight, groups = self.conv.weight, self.conv.groups

@@ -34,9 +34,9 @@ def fits(x: Tensor, pool: Pool) -> bool:
     return x.numel() < _ADDRESSED
 
 
-def fits_grey(x: Tensor, kernel: Tensor, pool: Pool) -> bool:
+def fits_grey(x: Tensor, kernel: Tensor, pool: Pool, groups: int) -> bool:
     """Whether the block as a whole can be one operation: one channel comes in, and needs no gradient."""
-    alone = x.shape[1] == 1 and not x.requires_grad
+    alone = x.shape[1] == groups == 1 and not x.requires_grad
     return alone and len(kernel) * x.numel() < _ADDRESSED and kernel.ndim == 4 and pool == (2, 2)
 
 

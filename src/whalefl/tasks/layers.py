@@ -76,6 +76,10 @@ class StaticBatchNorm(nn.Module):
         self.observe(x)
         return self.normalised(x)
 
+    def can_be_fused(self) -> bool:
+        """Whether no gradient is asked for where statistics are known, which fused operations do not give."""
+        return self.statistics is None or not torch.is_grad_enabled()
+
     def keeps_order(self) -> bool:
         """Whether a larger value stays at least as large, so that the largest of some may be taken before they are
         normalised."""
@@ -124,7 +128,7 @@ def norm_pool_relu(norm: nn.Module, x: Tensor, pool: Pool = (1, 1), fused: Modul
     The pool comes before the ReLU, which gives the same (the largest of four values, or 0 if it is negative) for a
     quarter of the work.
     """
-    if fused is not None and type(norm) is StaticBatchNorm and fused.fits(x, pool):
+    if fused is not None and type(norm) is StaticBatchNorm and norm.can_be_fused() and fused.fits(x, pool):
         norm.observe(x, fused)
         return fused.norm_pool_relu(x, norm.weight, norm.bias, norm.eps, pool, norm.statistics)  # type: ignore[no-any-return]
     if type(norm) is StaticBatchNorm and x.is_cpu:  # a GPU would have to wait for the answer
@@ -161,7 +165,7 @@ def fused_operations_work(module: str, place: str = "cuda") -> bool:
     try:
         if (find_spec("triton") if on_gpu else compiler.command()) is None:
             return False
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
             import_module(module).try_out(place)
     except Exception as error:  # whatever it is, torch's own operations do it too
         where = "GPU" if on_gpu else "processor"
