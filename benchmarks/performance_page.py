@@ -234,7 +234,6 @@ WHALE_RUN = {
     "recording_s": ("of them recording and compiling", "{:.1f}"),
     "training_ms": ("training a round (ms)", "{:.1f}"),
     "training_without_recording_ms": ("without recording (ms)", "{:.1f}"),
-    "training_without_slowest_ms": ("without the slowest twentieth, which record (ms)", "{:.1f}"),
     "evaluation_ms": ("evaluating (ms)", "{:.1f}"),
     "other_ms": ("the rest of a round (ms)", "{:.1f}"),
     "gpu_memory_mb": ("GPU memory (MB)", "{:,.0f}"),
@@ -244,10 +243,11 @@ WHALE_RUN = {
 
 def _whale_run(path: Path) -> list[str]:
     runs = json.loads(path.read_text(encoding="utf8"))["runs"]
+    recorded = any(run["recordings"] for run in runs.values())
     rows = [
         (label, *(pattern.format(run[key]).replace("%", " %") for run in runs.values()))
         for key, (label, pattern) in WHALE_RUN.items()
-        if all(run.get(key) is not None for run in runs.values())
+        if (recorded or "recording" not in key) and all(run[key] is not None for run in runs.values())
     ]
     return [_table(("", *runs), rows)]
 

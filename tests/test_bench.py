@@ -206,7 +206,7 @@ def test_the_parts_of_memory_add_up_to_what_was_measured() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's /proc")
 def test_memory_is_measured_of_a_process_and_its_workers() -> None:
-    result = measure_memory("workers", (20,), 1, "whalefl bench --memory")
+    result = measure_memory("workers", (20,), 1, "whalefl bench --memory", loops=1)
     (row,) = result.rows
     assert row.shapes == 5 and row.cohort == 20
     assert 0 < row.assembled_mb < row.data_mb

@@ -244,7 +244,7 @@ def check_the_page(store: Store, folder: Path) -> None:
     entries = planned(*CELLS, store=store)
     page = write_page(study, store, entries).read_text()
     assert "1 of 1 (1 seed not run)" in page and "1.00x" in page and "`abc`" in page
-    assert "3 of 6 runs were left out for lack of time" in page
+    assert "3 of 6 runs are missing" in page
     for picture in ("accuracy", "fisher", "coverage"):
         assert (store.folder / "tiny" / f"{picture}.png").stat().st_size > 1000
     (store.folder / "STATUS.md").write_text("# Mine\n\nA note.\n")

@@ -1,8 +1,9 @@
 """How much memory a simulation takes beyond the process with its data, for ever more clients, and what for.
 
-Beside it stands what torch itself takes for training: a few steps of the whole model in a plain loop. Every number of
-clients gets a process of its own (see `whalefl.bench.subject`), which imports, makes its data, and waits; from then on
-its proportional share of memory, summed over it and its workers, is read from Linux every few milliseconds.
+Beside it stands what torch itself takes for training: a few steps of the whole model in a plain loop, in the median of
+several. Every loop and every number of clients gets a process of its own (see `whalefl.bench.subject`), which imports,
+makes its data, and waits; from then on its proportional share of memory, summed over it and its workers, is read from
+Linux every few milliseconds.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
+from statistics import median
 from time import sleep
 
 from whalefl.bench import subject
@@ -26,6 +29,7 @@ from whalefl.tasks.costs import level_cost
 
 CLIENTS = (20, 40, 200, 2000)  # 20 are all of a cohort: from 40 on cohorts differ from round to round
 ROUNDS = 30  # after which cohorts drawn at random have had nearly every shape of stack
+LOOPS = 5  # of which one may take a third less than the next
 ENGINES = subject.ENGINES
 _EVERY_S = 0.02
 
@@ -125,12 +129,14 @@ def read_memory(path: Path) -> list[MemoryResult]:
     ]
 
 
-def measure_memory(engine: str, clients: tuple[int, ...], rounds: int, command: str) -> MemoryResult:
+def measure_memory(
+    engine: str, clients: tuple[int, ...], rounds: int, command: str, loops: int = LOOPS
+) -> MemoryResult:
     """Run a simulation for each number of clients, one after the other."""
     require(Path("/proc/self/smaps_rollup").exists(), "memory", "off", "measured on Linux")
     whole = level_cost(random_task("mnist", CLASSES), 1, 1.0)
-    loop = _measured(subject.LOOP, subject.COHORT, rounds).data_mb
-    forked = loop if engine == "plain" else _measured(subject.FORKED_LOOP, subject.COHORT, rounds).data_mb
+    loop = _loop_mb(subject.LOOP, loops)
+    forked = loop if engine == "plain" else _loop_mb(subject.FORKED_LOOP, loops)
     return MemoryResult(
         engine=engine,
         command=command,
@@ -143,6 +149,12 @@ def measure_memory(engine: str, clients: tuple[int, ...], rounds: int, command: 
         workers=1 if engine == "plain" else CORES,
         rows=tuple(_measured(engine, number, rounds) for number in clients),
     )
+
+
+@cache
+def _loop_mb(kind: str, loops: int) -> float:
+    """The data that a plain loop takes, which is the same beside every engine."""
+    return median(_measured(kind, subject.COHORT, rounds=1).data_mb for _ in range(loops))
 
 
 def _measured(engine: str, clients: int, rounds: int) -> MemoryRow:

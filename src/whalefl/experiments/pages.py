@@ -90,7 +90,7 @@ def _state(entries: Sequence[Entry]) -> str:
     missing = sum(not entry.done for entry in entries)
     if not missing:
         return ""
-    return f"{missing} of {len(entries)} runs were left out for lack of time: see [STATUS.md](../STATUS.md)."
+    return f"{missing} of {len(entries)} runs are missing: [STATUS.md](../STATUS.md) says which and why."
 
 
 def _origin(study: Study, finished: Sequence[Finished]) -> str:

@@ -23,12 +23,14 @@ def _section(entries: Sequence[Entry]) -> str:
             label = entry.labels[0] if entry.labels else entry.run.name
             cells.setdefault(label, []).append(entry.run.experiment.seed)
     done = sum(entry.done for entry in entries)
-    head = (
-        f"## Reported runs\n\n{done} of {len(entries)} are there; what is missing was left out for lack of time. "
-        "In order of priority (`whalefl reproduce all --plan` prints each run):\n\n"
-    )
+    head = f"## Reported runs\n\n{done} of {len(entries)} are there"
+    if not cells:
+        return f"{head}."
     rows = [("cell", "missing seeds"), *((label, _ranges(seeds)) for label, seeds in cells.items())]
-    return head + grid(rows).rstrip() if cells else head.partition("In order")[0].rstrip()
+    return (
+        f"{head}; what is missing was left out for lack of time, or waits for what the table above says. In order of "
+        f"priority (`whalefl reproduce all --plan` prints each run):\n\n{grid(rows).rstrip()}"
+    )
 
 
 def _ranges(numbers: Sequence[int]) -> str:
