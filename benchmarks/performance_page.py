@@ -67,7 +67,7 @@ and is not made faster.
 ### Without a compiler
 On a processor batch norm, pool and ReLU are one operation in C++, and a step of SGD another
 ([native](../src/whalefl/native)): they go over memory as seldom as they can, which with two cores
-counts twice, since both wait for the same memory. In fp32 so are the first block on grey images and, with AVX-512,
+counts twice, since both wait for the same memory. In fp32 and with AVX-512 so are the first block on grey images and
 convolutions of images of few pixels, which leave out what the padding would be multiplied by. All are compiled by the
 machine's own compiler (`$CXX`, or `c++`) the first time they are needed, in a few seconds, and kept in the user's
 cache. Where there is no compiler torch's own operations take their place, with the same results but for rounding. By

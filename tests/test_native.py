@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shlex
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -36,6 +37,7 @@ from whalefl.tasks.layers import Fusable, fused_operations_work
 from whalefl.tasks.task import Task
 
 needs_compiler = pytest.mark.skipif(compiler.command() is None, reason="there is no C++ compiler")
+MODULES = ("whalefl.native.images", "whalefl.native.sgd")
 HALF = 2.0**-8  # what bfloat16 rounds to
 
 
@@ -150,7 +152,7 @@ def one_thread() -> Iterator[None]:
 
 @needs_compiler
 def test_convolutions_that_do_not_fit_are_left_to_torch(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler.kernels(), "tiny_is_fast", lambda: True)  # as on a processor with wide vectors
+    monkeypatch.setattr(compiler.kernels(), "has_wide_vectors", lambda: True)  # as on a processor with wide vectors
     x, weight = torch.zeros(2, 32, 3, 3), torch.zeros(8, 32, 3, 3)
     assert fits_tiny(x, weight, 1) and fits_tiny(x, torch.zeros(8, 16, 3, 3), 2)
     assert not any(
@@ -174,6 +176,9 @@ def test_convolutions_that_do_not_fit_are_left_to_torch(one_thread: None, monkey
     with torch.autocast("cpu", torch.bfloat16):
         assert not fits_tiny(x, weight, 1) and not fits_grey(grey, kernel, (2, 2), 1)
     torch.set_num_threads(2)
+    assert not fits_tiny(x, weight, 1) and not fits_grey(grey, kernel, (2, 2), 1)
+    torch.set_num_threads(1)
+    monkeypatch.setattr(compiler.kernels(), "has_wide_vectors", lambda: False)
     assert not fits_tiny(x, weight, 1) and not fits_grey(grey, kernel, (2, 2), 1)
 
 
@@ -222,7 +227,8 @@ def test_images_with_the_wrong_number_of_channels_are_refused(one_thread: None) 
 
 
 @needs_compiler
-def test_other_defaults_of_torch_change_nothing(source: Generator) -> None:
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_other_defaults_of_torch_change_nothing(default: torch.dtype, fresh: None, source: Generator) -> None:
     x, weight, bias = drawn(source, (4, 16, 4, 4), (16,), (16,))
     kernel, taps = drawn(source, (16, 1, 3, 3), (4, 16, 3, 3))
     kernel.requires_grad_()
@@ -233,8 +239,9 @@ def test_other_defaults_of_torch_change_nothing(source: Generator) -> None:
         return [out, again, *torch.autograd.grad(again.square().sum(), kernel)]
 
     expected = found()
-    torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(default)
     try:
+        assert all(fused_operations_work(module, "cpu") for module in MODULES)
         assert all(torch.equal(mine, other) for mine, other in zip(found(), expected, strict=True))
     finally:
         torch.set_default_dtype(torch.float32)
@@ -301,15 +308,17 @@ def test_a_gradient_that_is_no_number_ends_its_own_copy_alone() -> None:
 # --- engines with and without
 
 
+def ask_anew() -> None:
+    """Forget what is known of the compiler."""
+    for answers in (compiler.kernels, compiler.operation, fused_operations_work):
+        answers.cache_clear()
+
+
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    """What is known of the compiler is asked again, before and after."""
-    known = (compiler.kernels, compiler.operation, fused_operations_work)
-    for answers in known:
-        answers.cache_clear()
+    ask_anew()
     yield
-    for answers in known:
-        answers.cache_clear()
+    ask_anew()
 
 
 def a_round(task: Task, precision: Precision) -> tuple[Weights, bool]:
@@ -342,7 +351,20 @@ def test_a_round_is_the_same_without_a_compiler(
         assert (native[name] - movement).norm() <= allowed * movement.norm(), name
 
 
-@pytest.mark.parametrize("module", ["whalefl.native.images", "whalefl.native.sgd"])
+@needs_compiler
+def test_a_compiler_that_is_careless_by_default_is_told_not_to_be(
+    fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WHALEFL_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", f"{shlex.join(compiler.command() or [])} -ffast-math")
+    assert all(fused_operations_work(module, "cpu") for module in MODULES)
+    monkeypatch.setattr(compiler, "_FLAGS", [flag for flag in compiler._FLAGS if flag != "-fno-fast-math"])
+    ask_anew()
+    with pytest.warns(UserWarning, match="no number is lost"):
+        assert not fused_operations_work("whalefl.native.images", "cpu")
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_a_compiler_that_fails_is_said(
     module: str, fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

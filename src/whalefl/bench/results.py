@@ -65,10 +65,10 @@ class Result:
 
 def this_machine(device: str) -> Machine:
     gpu = None if device == "cpu" else torch.cuda.get_device_name(device)
-    return Machine(_processor(), os.cpu_count() or 1, gpu, torch.__version__)
+    return Machine(processor_name(), os.cpu_count() or 1, gpu, torch.__version__)
 
 
-def _processor() -> str:
+def processor_name() -> str:
     """The processor's own name and family where Linux tells them: virtual machines often hide the rest."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf8").splitlines() if path.is_file() else []

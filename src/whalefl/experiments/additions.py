@@ -39,6 +39,10 @@ CONTROL_CELLS = (
     control("whale", "WHALE capped at these levels", "whale", fixed_levels(CAPS, "widest_level")),
 )
 
+AGAINST_CONTROLS = tuple(Pair(f"WHALE vs {cell.label}", WHALE, cell) for cell in CONTROL_CELLS)
+
+CAPPED = Pair("WHALE capped vs HeteroFL at the same levels", *CONTROL_CELLS[:-3:-1])
+
 AT_ONE_RATE = tuple(
     Cell(
         setting,
@@ -68,13 +72,10 @@ CONTROLS = Study(
     (*CONTROLS_SHOWN, *AT_ONE_RATE),
     (
         Hours(MNIST, CONTROLS_SHOWN),
-        Pairs("WHALE against each control", tuple(Pair(f"WHALE vs {c.label}", WHALE, c) for c in CONTROL_CELLS)),
+        Pairs("WHALE against each control", AGAINST_CONTROLS),
         Pairs(
             "Capped and uncapped against HeteroFL",
-            (
-                peer_pair(MNIST, "whale", "heterofl", SPEEDUP_OVER_PEER["mnist"]["whale"]),
-                Pair("WHALE capped vs HeteroFL at the same levels", *CONTROL_CELLS[:-3:-1]),
-            ),
+            (peer_pair(MNIST, "whale", "heterofl", SPEEDUP_OVER_PEER["mnist"]["whale"]), CAPPED),
         ),
         Pairs(
             "At one learning rate",
@@ -83,7 +84,7 @@ CONTROLS = Study(
                 for c in AT_ONE_RATE
             ),
         ),
-        Finals("Final accuracy", tuple((cell, None) for cell in CONTROLS_SHOWN)),
+        Finals("Final accuracy", tuple((cell, None) for cell in CONTROLS_SHOWN), gains=(*AGAINST_CONTROLS, CAPPED)),
     ),
     (
         Accuracies(

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from whalefl import __version__
+from whalefl.bench.results import processor_name
 from whalefl.config import Experiment
 from whalefl.engines import training_key
 from whalefl.execution import Job, execute_together
@@ -130,7 +131,7 @@ def _header(work: Work, status: str, reason: str | None, seconds: float, togethe
         "commit": work.place.commit,
         "version": __version__,
         "device": experiment.device,
-        "machine": torch.cuda.get_device_name() if experiment.device == "cuda" else "cpu",
+        "machine": torch.cuda.get_device_name() if experiment.device == "cuda" else processor_name(),
         "side_by_side": work.place.jobs * together,
         "seconds": round(seconds, 1),
     }

@@ -51,7 +51,7 @@ TABLE2 = Study(
             FINALS,
             tuple(
                 Pair(
-                    f"{LABELS[peer]} => {LABELS[whale]}",
+                    f"{LABELS[whale]} vs {LABELS[peer]}",
                     main_cell(s, whale),
                     main_cell(s, peer),
                     FINAL_ACCURACY[s.task][whale] - FINAL_ACCURACY[s.task][peer],

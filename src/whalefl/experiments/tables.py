@@ -123,7 +123,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Finals:
-    """Final accuracies, and what an adaptive method gains over its fixed peer with the same seeds."""
+    """Final accuracies, and what a method gains over another with the same seeds."""
 
     title: str
     cells: tuple[tuple[Cell, float | None], ...]
@@ -148,7 +148,7 @@ class Finals:
     def _gains(self, store: Store) -> str:
         if not self.gains:
             return ""
-        rows = [("setting", "from => to", "paper (points)", "ours (points) [95 %]", "difference", "pairs")]
+        rows = [("setting", "comparison", "paper (points)", "ours (points) [95 %]", "difference", "pairs")]
         for pair in self.gains:
             found = gain_of(store, pair.reference, pair.cell)
             paper = None if pair.paper is None else 100 * pair.paper

@@ -19,7 +19,15 @@ from whalefl.cache import cache_dir
 
 _HERE = Path(__file__).parent
 _SOURCES = sorted(_HERE.glob("*.cpp"))
-_FLAGS = ["-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
+_FLAGS = [
+    "-fno-fast-math",
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+]
 _SIMD = ["-fopenmp-simd", *(["-mprefer-vector-width=512"] if platform.machine() in ("x86_64", "AMD64") else [])]
 _LIBRARY = ["-shared", "-fPIC"]
 _SEAL = hashlib.sha256().digest_size  # bytes at the end of what is kept: the digest of all before them
@@ -56,6 +64,12 @@ def operation(name: str, arguments: tuple[type, ...]) -> Any:
     found = getattr(kernels(), name)
     found.restype, found.argtypes = None, arguments
     return found
+
+
+def wide_vectors() -> bool:
+    """Whether the processor computes with vectors as wide as the kernels': with narrower ones those that keep sums in
+    its registers are slower than torch's own."""
+    return bool(kernels().has_wide_vectors())
 
 
 def _digest(compiler: list[str]) -> str:

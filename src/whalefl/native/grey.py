@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from whalefl.native.compiler import operation
+from whalefl.native.compiler import operation, wide_vectors
 from whalefl.native.norms import Sizes, Statistics, dense, fits, floats, found_of, room_for
 
 _POOL = (2, 2)
@@ -19,11 +19,12 @@ _BACKWARD = (c_void_p, Sizes, c_int64, *[c_void_p] * 9)
 
 
 def fits_grey(x: Tensor, kernel: Tensor, pool: tuple[int, int], groups: int) -> bool:
-    """Whether the block as a whole can be one operation, and is faster as one: in float32, where one channel comes in
-    for each group and needs no gradient."""
+    """Whether the block as a whole can be one operation, and is faster as one: in float32 and with wide vectors, where
+    one channel comes in for each group and needs no gradient."""
     alone = kernel.shape[1:] == (1, 3, 3) and x.shape[1] == groups and not x.requires_grad
     whole = x.dtype == kernel.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    return alone and whole and pool == _POOL and torch.get_num_threads() == 1 and fits(x, pool)
+    near = pool == _POOL and fits(x, pool)
+    return alone and whole and near and torch.get_num_threads() == 1 and wide_vectors()
 
 
 def grey_block(

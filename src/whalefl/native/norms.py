@@ -71,7 +71,7 @@ def mean_and_variance(x: Tensor) -> Statistics:
 
 def found_of(statistics: Statistics, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """What `Found` of norms.h holds, where mean and variance are known."""
-    mean, variance = statistics
+    mean, variance = (found.float() for found in statistics)
     inverse = torch.rsqrt(variance + eps)
     scale = weight.detach().float() * inverse
     return torch.stack([mean, inverse, scale, bias.detach().float() - mean * scale])

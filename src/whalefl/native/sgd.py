@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import c_float, c_int64, c_void_p
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -57,17 +58,18 @@ class Descent:
 
 
 def try_out(place: str) -> None:
-    """Make a step of two copies, of weights and of ones with a copy in 16 bits, and see that it is the right one;
-    whatever is wrong is raised."""
-    gradient = torch.tensor([0.3, 0.4, 0.0, 3.0, 0.0, 4.0], device=place)
+    """Make a step of three copies, of weights and of ones with a copy in 16 bits, and see that it is the right one: the
+    gradient of the second is clipped, that of the third is no number. Whatever is wrong is raised."""
+    tensor = partial(torch.tensor, dtype=torch.float32, device=place)  # whatever torch's defaults are
+    gradient = tensor([0.3, 0.4, 0.0, 3.0, 0.0, 4.0, 1.0, 1.0, torch.nan])
     for dtype in (torch.float32, torch.bfloat16):
-        weight, own = torch.arange(6.0, device=place), gradient.to(dtype)
+        weight, own = tensor(range(9)), gradient.to(dtype)
         momentum, leaf = torch.ones_like(weight), weight if dtype == torch.float32 else weight.to(dtype)
-        clipped = own.float() / torch.tensor([1.0, 1, 1, 5, 5, 5], device=place)
+        clipped = own.float() / tensor([1, 1, 1, 5, 5, 5, *3 * [torch.nan]])
         expected = weight - 0.5 * (0.9 * momentum + clipped + 0.1 * weight)
-        Descent([weight], [momentum], [leaf], 2).step([own], rate=0.5, momentum=0.9, decay=0.1, clip=1.0)
-        torch.testing.assert_close(weight, expected)
-        torch.testing.assert_close(leaf, expected.to(dtype))
+        Descent([weight], [momentum], [leaf], 3).step([own], rate=0.5, momentum=0.9, decay=0.1, clip=1.0)
+        torch.testing.assert_close(weight, expected, equal_nan=True)
+        torch.testing.assert_close(leaf, expected.to(dtype), equal_nan=True)
 
 
 def _laid_out(gradient: Tensor, leaf: Tensor) -> Tensor:

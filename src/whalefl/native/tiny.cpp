@@ -213,15 +213,6 @@ void weigh_all(const float *x, const float *slope, const Tiny &of, float *of_wei
 
 extern "C" {
 
-// Whether vectors of LANES numbers are what the processor computes with; narrower ones leave too few registers.
-int tiny_is_fast() {
-#ifdef __AVX512F__
-    return 1;
-#else
-    return 0;
-#endif
-}
-
 // A convolution, and the gradients of its images and of its weights.
 void tiny(const float *x, const float *weight, Tiny of, float *y) { convolve_all(x, weight, of, y); }
 void tiny_of_x(const float *slope, const float *weight, Tiny of, float *of_x) { collect_all(slope, weight, of, of_x); }

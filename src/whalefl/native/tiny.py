@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from whalefl.native.compiler import kernels, operation
+from whalefl.native.compiler import operation, wide_vectors
 
 _FORWARD, _BACK = 16, 64  # pixels up to which the library's own kernels are slower
 _LANES = 16  # numbers in a vector: `LANES` of numbers.h
@@ -35,7 +35,7 @@ def fits_tiny(x: Tensor, weight: Tensor, groups: int) -> bool:
     whole = weight.shape[1] % _LANES == 0 and len(weight) // groups % _OUTPUTS == 0
     single = x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     near = x.shape[2] * x.shape[3] <= _BACK
-    return fitting and whole and single and near and torch.get_num_threads() == 1 and bool(kernels().tiny_is_fast())
+    return fitting and whole and single and near and torch.get_num_threads() == 1 and wide_vectors()
 
 
 def convolve_tiny(x: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
