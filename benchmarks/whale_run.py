@@ -133,6 +133,10 @@ def main() -> None:
         "precision": arguments.precision or ("tf32" if on_gpu else "fp32"),
     }
     methods = arguments.methods.split(",")
+    if on_gpu and len(methods) > 1:
+        parser.error(
+            f"--methods is {arguments.methods!r}; on a GPU it must be one: the first run of any compiles for all"
+        )
     if arguments.once:
         print(json.dumps(timed_run(arguments.task, methods[0], wanted)))
         return

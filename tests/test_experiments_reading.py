@@ -18,16 +18,18 @@ from whalefl.experiments.reading import (
     main_cell,
     metric_of,
     second_target,
+    speedup_over,
     summaries,
     tuned_reference,
     untuned_reference,
 )
 from whalefl.experiments.store import Finished, Store
-from whalefl.experiments.tables import Hours, Pair, Pairs, crossing, gain_of, speedup_text
-from whalefl.experiments.theorem import mean_coverage
+from whalefl.experiments.tables import NOT_RUN, Hours, Pair, Pairs, crossing, gain_of, speedup_text
+from whalefl.experiments.theorem import CoverageTable, mean_coverage
 from whalefl.experiments.trajectories import correlation, rank_correlation, restlessness, shares_by_third
 from whalefl.experiments.tuning import (
     MOST_SHARE,
+    TuningTable,
     borrowed,
     finalists,
     method_cells,
@@ -237,6 +239,18 @@ def test_a_run_that_breaks_off_at_once_counts_too(store: Store) -> None:
     assert Sooner(WHALE, FEDAVG).find(store).verdict != CONFIRMED  # without it the claim would be
     gain = gain_of(store, FEDAVG, WHALE)
     assert gain is not None and gain.seeds == 4 and gain.value < -0.2
+    assert page.splitlines()[-1].split("|")[-3:-1] == [" 100 % ", " 100.0 "]  # of the three that trained anything
+    in_rounds = speedup_over(store, FEDAVG, WHALE, unit="rounds")
+    assert in_rounds is not None and (in_rounds.pairs, in_rounds.seeds) == (3, 4)
+
+
+def test_a_cell_of_which_all_break_off_at_once_has_been_run(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    keep(store, WHALE, 0, [], 100.0, status="diverged")
+    for table in (Hours(MNIST, (WHALE,)), CoverageTable("title", (WHALE,))):
+        row = table.markdown(store).splitlines()[-1]
+        assert "| WHALE" in row and "| - |" in row and NOT_RUN not in row
+    assert Larger(WHALE, WHALE).find(store).verdict == NOT_RUN
 
 
 def test_first_crossings_are_medians_of_all_runs(store: Store) -> None:
@@ -316,7 +330,8 @@ def test_a_setting_that_breaks_off_at_once_is_tried_and_does_not_count(tmp_path:
             keep(store, cell, seed, rising(60, 10 + number), 90.0)
     keep(store, cells[0], 100, [], 90.0, status="diverged")
     broken = trial(store, cells[0])
-    assert broken is not None and not broken.counts and broken.runs == ()
+    assert broken is not None and not broken.counts and (broken.diverged, broken.share) == (1, None)
+    assert "| 0 of 1 (1 diverged) |" in TuningTable(MNIST).markdown(store)
     best = winner(store, MNIST, "fedavg")
     assert best is not None and best.cell == with_all_seeds(cells[1])
 

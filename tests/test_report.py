@@ -444,6 +444,12 @@ def test_a_run_that_diverged_counts_as_one_that_never_reaches(tmp_path: Path) ->
     assert whale.final_accuracy == pytest.approx(0.6) and fedavg.final_accuracy == pytest.approx(0.45)
     page = (tmp_path / "report.md").read_text(encoding="utf8")
     assert "fedavg, seed 1: training diverged." in page and "whale, seed 2: training diverged too." in page
+    assert page.startswith("# Comparison")
+    assert whale.mean_share == pytest.approx((1 / 4 + 1 / 16) / 2)  # of the two that closed a round
+    only = {label: {seed: run for seed, run in by.items() if (label, seed) in (("fedavg", 1), ("whale", 0))}
+            for label, by in runs.items()}  # fmt: skip
+    write_report(tmp_path, only, 0.9, "whalefl compare digits")
+    assert (tmp_path / "report.md").read_text(encoding="utf8").startswith("# Comparison")  # of two, one of them shown
 
 
 def test_the_table_file_holds_the_rows_the_target_and_the_command(tmp_path: Path) -> None:

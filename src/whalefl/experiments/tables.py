@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import mean
 
 from whalefl.experiments.cells import Cell
 from whalefl.experiments.protocol import Setting
@@ -13,6 +12,7 @@ from whalefl.experiments.store import Store
 from whalefl.markdown import grid
 from whalefl.report.comparison import Bounded, Unit, median_spent
 from whalefl.report.statistics import Interval, Mean, Speedup, mean_of
+from whalefl.report.summary import mean_known
 
 NOT_RUN = "not run yet"
 NONE = "-"
@@ -75,8 +75,8 @@ class Hours:
             *factors,
             speedup_text(speedup_over(store, self.cells[0], cell, target, "crossings")),
             speedup_text(speedup_over(store, self.cells[0], cell, target, "rounds")),
-            f"{100 * mean(run.mean_share for run in runs.values()):.0f} %",
-            f"{mean(run.round_s for run in runs.values()):.1f}",
+            share_text(mean_known(run.mean_share for run in runs.values())),
+            _number(mean_known(run.round_s for run in runs.values()), "{:.1f}"),
         )
 
 
@@ -218,6 +218,10 @@ def _beside(known: bool, paper: str, ours: str, difference: str) -> tuple[str, .
 
 def _number(value: float | None, pattern: str) -> str:
     return NONE if value is None else pattern.format(value)
+
+
+def share_text(share: float | None) -> str:
+    return NONE if share is None else f"{100 * share:.0f} %"
 
 
 def _reached(runs: Summaries, cell: Cell) -> str:

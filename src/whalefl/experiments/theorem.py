@@ -29,17 +29,20 @@ class CoverageTable:
     def _row(self, store: Store, cell: Cell) -> tuple[str, ...]:
         runs, found = list(store.runs(cell).values()), summaries(store, cell)
         finals = mean_of([run.final_accuracy for run in found.values()])
-        if not runs or finals is None:
+        if finals is None:
             return (cell.label, NOT_RUN, *[""] * 5)
-        return (
-            cell.label,
-            f"{mean_regions(runs):.2f}" if is_nested(runs[0]) else NONE,
-            f"{mean_coverage(runs, 'least'):.2f}",
-            f"{100 * mean_coverage(runs, 'untouched'):.1f} %",
-            f"{mean_coverage(runs, 'mean_age'):.1f}",
-            hours_spent(found).text(".2f"),
-            percent(finals),
-        )
+        return (cell.label, *_covered(runs), hours_spent(found).text(".2f"), percent(finals))
+
+
+def _covered(runs: Sequence[Finished]) -> tuple[str, ...]:
+    if not runs:  # all broke off in their first round
+        return (NONE,) * 4
+    return (
+        f"{mean_regions(runs):.2f}" if is_nested(runs[0]) else NONE,
+        f"{mean_coverage(runs, 'least'):.2f}",
+        f"{100 * mean_coverage(runs, 'untouched'):.1f} %",
+        f"{mean_coverage(runs, 'mean_age'):.1f}",
+    )
 
 
 def mean_regions(runs: Sequence[Finished]) -> float:

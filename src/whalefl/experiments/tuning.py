@@ -8,16 +8,16 @@ from functools import reduce
 from statistics import mean
 
 from whalefl.config import Values, merged
-from whalefl.experiments.cells import Cell, Overrides, Table, layer, run_of
+from whalefl.experiments.cells import Cell, Overrides, Table, layer
 from whalefl.experiments.protocol import FIRST_TUNING_SEED, LABELS, SEVEN, Setting
-from whalefl.experiments.reading import TUNING_SEEDS, metric_of, second_target, tuning_setting
+from whalefl.experiments.reading import TUNING_SEEDS, second_target, summaries, tuning_setting
 from whalefl.experiments.store import Store
-from whalefl.experiments.tables import NOT_RUN
+from whalefl.experiments.tables import NOT_RUN, share_text
 from whalefl.federation.methods import METHODS
 from whalefl.fleet.devices import KINDS
 from whalefl.markdown import grid
 from whalefl.report.comparison import Bounded, geometric_mean, spent
-from whalefl.report.summary import RunSummary
+from whalefl.report.summary import RunSummary, mean_known
 
 LEARNING_RATES = {
     "mnist": (0.01, 0.03, 0.1),
@@ -81,16 +81,20 @@ def method_cells(setting: Setting, method: str) -> tuple[Cell, ...]:
 
 @dataclass(frozen=True)
 class Trial:
-    """How a setting did on the tuning seeds. `counts` is whether it may win.
-
-    A run that broke off in its first round is one of the `seeds` but has no summary among the `runs`.
-    """
+    """How a setting did on the tuning seeds."""
 
     cell: Cell
     runs: tuple[RunSummary, ...]
-    seeds: int
-    diverged: int
-    counts: bool
+
+    @property
+    def diverged(self) -> int:
+        return sum(run.diverged for run in self.runs)
+
+    @property
+    def counts(self) -> bool:
+        """Whether it may win."""
+        adaptive = METHODS[self.cell.method][1] == "whale"
+        return not self.diverged and not (adaptive and (self.share or 0) > MOST_SHARE)
 
     @property
     def kept(self) -> int:
@@ -108,11 +112,11 @@ class Trial:
 
     @property
     def final(self) -> float:
-        return mean(run.final_accuracy for run in self.runs) if self.runs else 0.0
+        return mean(run.final_accuracy for run in self.runs)
 
     @property
-    def share(self) -> float:
-        return mean(run.mean_share for run in self.runs) if self.runs else 0.0
+    def share(self) -> float | None:
+        return mean_known(run.mean_share for run in self.runs)
 
     @property
     def standing(self) -> tuple[float, ...]:
@@ -124,15 +128,8 @@ class Trial:
 
 def trial(store: Store, cell: Cell) -> Trial | None:
     """None while the setting has not been run."""
-    found = [run for seed in cell.all_seeds if (run := store.find(run_of(cell, seed))) is not None]
-    if not found:
-        return None
-    metric = metric_of(store, cell.setting)
-    runs = tuple(run.summary(cell.setting.target, metric) for run in found if run.usable)
-    diverged = sum(run.diverged for run in found)
-    adaptive = METHODS[cell.method][1] == "whale"
-    in_disguise = adaptive and bool(runs) and mean(run.mean_share for run in runs) > MOST_SHARE
-    return Trial(cell, runs, len(found), diverged, diverged == 0 and not in_disguise)
+    runs = tuple(summaries(store, cell).values())
+    return Trial(cell, runs) if runs else None
 
 
 def finalists(store: Store, setting: Setting, method: str) -> tuple[Cell, ...]:
@@ -152,7 +149,7 @@ def with_all_seeds(cell: Cell) -> Cell:
 def winner(store: Store, setting: Setting, method: str) -> Trial | None:
     """The best finalist of a method that counts; None while there is none, or while not all seeds are run."""
     found = [trial(store, cell) for cell in finalists(store, setting, method)]
-    known = [one for one in found if one is not None and one.seeds == TUNING_SEEDS]
+    known = [one for one in found if one is not None and len(one.runs) == TUNING_SEEDS]
     if len(known) < len(found):
         return None
     return min((one for one in known if one.counts), key=lambda one: one.standing, default=None)
@@ -209,9 +206,9 @@ def _row(store: Store, cell: Cell, best: Trial | None) -> tuple[str, ...]:
     )
     return (
         cell.label,
-        f"{found.kept} of {found.seeds}" + (f" ({found.diverged} diverged)" if found.diverged else ""),
+        f"{found.kept} of {len(found.runs)}" + (f" ({found.diverged} diverged)" if found.diverged else ""),
         hours.text(".2f"),
         f"{100 * found.final:.2f} %",
-        f"{100 * found.share:.0f} %",
+        share_text(found.share),
         mark,
     )

@@ -272,7 +272,8 @@ class Larger:
 def _more_trained(store: Store, cell: Cell, reference: Cell) -> Mean | None:
     """How much more of the model a cell's devices train."""
     ours, theirs = (summaries(store, one) for one in (cell, reference))
-    return mean_of([ours[seed].mean_share - theirs[seed].mean_share for seed in ours if seed in theirs])
+    shares = [(ours[seed].mean_share, theirs[seed].mean_share) for seed in ours if seed in theirs]
+    return mean_of([own - other for own, other in shares if own is not None and other is not None])
 
 
 @dataclass(frozen=True)

@@ -204,5 +204,5 @@ def _profile(device: Device, batches: int) -> Profile:
 
 
 def use_one_thread() -> None:
-    """Small steps run faster on one thread, and only then is a run equal bit for bit wherever it is repeated."""
+    """Small steps run faster on one thread, and what they come to does not depend on how many there are."""
     torch.set_num_threads(1)

@@ -39,9 +39,25 @@ def command() -> list[str] | None:
     return words if words and shutil.which(words[0]) else None
 
 
-@cache
 def kernels() -> ctypes.CDLL:
-    """The kernels, compiled if they are not in the cache or not whole; OSError if they cannot be."""
+    """The kernels; OSError if they cannot be had."""
+    found = tried()
+    if isinstance(found, OSError):
+        raise found
+    return found
+
+
+@cache
+def tried() -> ctypes.CDLL | OSError:
+    """The kernels, or why there are none, which is found out once for all that ask."""
+    try:
+        return _compiled()
+    except OSError as error:
+        return error
+
+
+def _compiled() -> ctypes.CDLL:
+    """From the cache, or if they are not there, or not whole, from the compiler."""
     compiler = command()
     if compiler is None:
         raise FileNotFoundError("there is no C++ compiler")

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from whalefl.native.compiler import operation
 
 Statistics = tuple[Tensor, Tensor]
-"""Mean and variance of every channel."""
+"""Mean and variance of every channel of a batch."""
 
 _NAMES = {torch.float32: "float", torch.bfloat16: "half"}
 _WINDOW = 16  # pixels at most: `MOST` of norms.h
@@ -38,7 +38,7 @@ def _operation(name: str, dtype: torch.dtype) -> Any:
 
 
 def fits(x: Tensor, pool: tuple[int, int]) -> bool:
-    """Whether these images and this pool can be worked on."""
+    """Whether these images and this pool can be worked on, by a single thread, which does as much as two of torch's."""
     if x.ndim != 4 or not x.is_cpu or x.dtype not in _NAMES:
         return False
     whole = min(x.shape[0], x.shape[1], x.shape[2] // pool[0], x.shape[3] // pool[1]) > 0

@@ -8,7 +8,7 @@ from math import exp, inf, log
 from statistics import mean, median, stdev
 from typing import Literal
 
-from whalefl.report.summary import RunSummary
+from whalefl.report.summary import RunSummary, mean_known
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Row:
     pairs: int
     final_accuracy: float
     spread: float
-    mean_share: float
+    mean_share: float | None
     energy_j: Bounded
     bytes_sent: Bounded
 
@@ -66,7 +66,7 @@ def _row(label: str, by_seed: Mapping[int, RunSummary], reference: Mapping[int, 
         speedup_range=(min(r.value for r in known), max(r.value for r in known)) if known else None,
         final_accuracy=mean(accuracies),
         spread=stdev(accuracies) if len(accuracies) > 1 else 0.0,
-        mean_share=mean(run.mean_share for run in runs),
+        mean_share=mean_known(run.mean_share for run in runs),
         energy_j=_median([run.energy_j for run in runs], censored),
         bytes_sent=_median([float(run.bytes_sent) for run in runs], censored),
     )
@@ -77,7 +77,12 @@ Unit = Literal["seconds", "rounds", "crossings"]
 
 
 def paired_ratio(reference: RunSummary, run: RunSummary, unit: Unit = "seconds") -> Bounded | None:
-    """How many times sooner `run` reached the target than `reference` did with the same seed."""
+    """How many times sooner `run` reached the target than `reference` did with the same seed.
+
+    There is no ratio in rounds where one diverged: its time is bounded by the horizon, its rounds by nothing.
+    """
+    if unit == "rounds" and (reference.diverged or run.diverged):
+        return None
     theirs, ours = (_reached(one, unit) is not None for one in (reference, run))
     if not theirs and not ours:
         return None

@@ -50,13 +50,13 @@ def write_report(
         pictures.append(save_ownership_plot(folder, run))
     write_json(folder / "table.json", {"command": command, "target": target, "rows": [asdict(row) for row in rows]})
     sections = [
-        f"# {_title(runs)}\n",
+        f"# {_title(every)}\n",
         markdown(rows),
         notes(target, rows[0].label),
         *(f"Left out: {label}, seed {seed}: {reason}.\n" for (label, seed), reason in lost.items()),
         *(f"Diverged, {COUNTED}: {label}, seed {seed}: {reason}.\n" for (label, seed), reason in gone.items()),
         *(f"Not at its end: {label}, seed {seed}: {state}.\n" for (label, seed), state in not_ended(runs).items()),
-        *(f"Note on the data: {note}.\n" for note in _data_notes(runs)),
+        *(f"Note on the data: {note}.\n" for note in _data_notes(every)),
         sizes_markdown(runs),
         *(f"![{_CAPTIONS[name]}]({name})\n\n{_CAPTIONS[name]}\n" for name in pictures),
         f"Made with\n\n    {command}\n",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import mean
 from typing import Any
 
 Record = dict[str, Any]
@@ -22,20 +23,21 @@ class RunSummary:
     """What a run came to. `reached_*` and `crossed_s` are None if the target was not reached, or if there is none.
 
     Energy and bytes are what was spent until the target was reached, or in the whole run if it never was. `round_s` is
-    how long a round lasted on average.
+    how long a round lasted on average; it and `mean_share` are None where the first round diverged.
     """
 
     rounds: int
     time_s: float
-    round_s: float
+    round_s: float | None
     final_accuracy: float
-    mean_share: float
+    mean_share: float | None
     reached_s: float | None
     reached_round: int | None
     crossed_s: float | None
     energy_j: float
     bytes_sent: int
     has_target: bool = True
+    diverged: bool = False
 
     @property
     def censored(self) -> bool:
@@ -72,16 +74,23 @@ def summarise_diverged(records: Sequence[Record], target: float | None, horizon_
     return RunSummary(
         rounds=len(records) + 1,
         time_s=max(ended_s, horizon_s or 0.0),
-        round_s=ended_s / max(1, len(records)),
+        round_s=ended_s / len(records) if records else None,
         final_accuracy=0.0,
-        mean_share=mean_share(records) if records else 0.0,
+        mean_share=mean_share(records) if records else None,
         reached_s=None,
         reached_round=None,
         crossed_s=None,
         energy_j=sum(_energy_j(record) for record in records),
         bytes_sent=sum(d["bytes_up"] for r in records for d in r["devices"]),
         has_target=target is not None,
+        diverged=True,
     )
+
+
+def mean_known(values: Iterable[float | None]) -> float | None:
+    """The mean of those that are known."""
+    known = [value for value in values if value is not None]
+    return mean(known) if known else None
 
 
 def _energy_j(record: Record) -> float:

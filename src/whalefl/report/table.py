@@ -33,7 +33,7 @@ def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
             f"{100 * row.final_accuracy:.1f} ± {100 * row.spread:.1f} %"
             if row.seeds > 1
             else f"{100 * row.final_accuracy:.1f} %",
-            f"{100 * row.mean_share:.0f} %",
+            "-" if row.mean_share is None else f"{100 * row.mean_share:.0f} %",
             _scaled(row.energy_j, "J"),
             _scaled(row.bytes_sent, "B"),
         )

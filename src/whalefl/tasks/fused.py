@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from whalefl.native.norms import Statistics
 from whalefl.tasks import grey_kernels, norm_kernels
-from whalefl.tasks.layers import Pool, Statistics
+from whalefl.tasks.layers import Pool
 
 _ADDRESSED = 2**31  # numbers that an operation can tell apart
 _SPLITS = 32  # parts that the sums of a grey block are taken in
@@ -87,7 +88,8 @@ def mean_and_variance(x: Tensor) -> Statistics:
 
 
 def try_out(place: str) -> None:
-    """Do both operations once on a little image, forwards and back; whatever is wrong is raised."""
+    """Do both operations once on a little image, forwards and back, and raise what keeps them from it; that they come
+    out right is for tests, which take much longer to compile."""
     x, weight, bias = torch.rand(2, 1, 4, 4, device=place), torch.ones(4, device=place), torch.zeros(4, device=place)
     kernel = torch.ones(4, 1, 3, 3, device=place, requires_grad=True)
     pooled = norm_pool_relu(grey_block(x, kernel, weight, bias, 1e-5), weight, bias, 1e-5, (1, 1))

@@ -16,14 +16,12 @@ from torch import Tensor, nn
 
 from whalefl.errors import require_one_of
 from whalefl.native import compiler
+from whalefl.native.norms import Statistics
 
 Norm = Literal["batch", "group"]
 NORMS: tuple[str, ...] = get_args(Norm)
 Observer = Callable[[int, Tensor, Tensor], None]
 Pool = tuple[int, int]
-Statistics = tuple[Tensor, Tensor]
-"""Mean and variance of every channel."""
-
 _BLOCK = 2**17  # numbers
 _GROUP = 16  # channels
 _EPS = 1e-5
@@ -159,8 +157,8 @@ def fuse(model: nn.Module, place: torch.device) -> None:
 
 @cache
 def fused_operations_work(module: str, place: str = "cuda") -> bool:
-    """Whether what compiles a module's operations is there (Triton on a GPU, else a C++ compiler), and they come out
-    right: it may be too old, or the GPU."""
+    """Whether what compiles a module's operations is there (Triton on a GPU, else a C++ compiler), and its `try_out`,
+    which says what that asks of them, raises nothing: the compiler may be too old, or the GPU."""
     on_gpu = place == "cuda"
     try:
         if (find_spec("triton") if on_gpu else compiler.command()) is None:
