@@ -6,12 +6,14 @@ import asyncio
 import json
 import shutil
 import sys
+import time
 from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 import torch
 from cryptography import x509
@@ -34,6 +36,7 @@ from whalefl.flower.calibration import Calibration, heard
 from whalefl.flower.deploy.app_folder import write_app
 from whalefl.flower.deploy.gate import Gate
 from whalefl.flower.deploy.keys import make_certificates
+from whalefl.flower.deploy.processes import Child
 from whalefl.flower.deploy.setup import create_federation
 from whalefl.flower.deploy.status import status_lines
 from whalefl.flower.folders import DeviceFolder, ServerFolder
@@ -825,3 +828,15 @@ def test_the_gate_bounds_what_a_device_sends_at_once(tmp_path: Path) -> None:
     asyncio.run(push(size=101))
     asyncio.run(push(path="/v1/fleet/../control/start-run"))
     assert answers[4:] == [413, 403] and not gate._passing
+
+
+@pytest.mark.parametrize("ending", ["sleep 1000", ":"])
+def test_what_a_process_started_ends_with_it(ending: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    child = Child("one", ["sh", "-c", f"sleep 1000 & echo $!; {ending}"], tmp_path / "log", listen=said.append)
+    until = time.monotonic() + 20
+    while not said and time.monotonic() < until:
+        time.sleep(0.05)
+    left = psutil.Process(int(said[0]))
+    child.end()
+    assert not left.is_running() or left.status() == psutil.STATUS_ZOMBIE

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from whalefl.errors import WhaleflError
 from whalefl.flower import QUIET
 
 _GRACE_S = 5.0
+_LEFT_S, _POLL_S = 2.0, 0.1
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _LEASH = (
     "import os, sys; from whalefl.leash import die_with_parent; die_with_parent(); os.execvp(sys.argv[1], sys.argv[1:])"
@@ -40,7 +42,10 @@ def flower_environment(home: Path) -> dict[str, str]:
 
 
 class Child:
-    """A process whose output goes to a log, line by line, and to `listen`."""
+    """A process whose output goes to a log, line by line, and to `listen`.
+
+    It leads a group of processes, in which everything it starts is too.
+    """
 
     def __init__(
         self,
@@ -59,13 +64,14 @@ class Child:
             env=None if environment is None else dict(environment),
             text=True,
             errors="replace",
+            process_group=0,
         )
         assert self.process.stdout is not None
         self._reader = Thread(target=self._read, args=(self.process.stdout, log), daemon=True)
         self._reader.start()
 
     def _read(self, stream: IO[str], log: Path) -> None:
-        with log.open("a", encoding="utf8") as file:
+        with stream, log.open("a", encoding="utf8") as file:
             for line in stream:
                 with suppress(OSError):  # a full disk: if nobody read on, the process would wait for ever
                     file.write(f"[{self.name}] {line}")
@@ -79,15 +85,23 @@ class Child:
         return self.process.poll()
 
     def end(self) -> None:
-        """Ask the process to end, and make it if it does not."""
+        """Ask the process to end, and make it if it does not, with whatever it started."""
         if self.process.poll() is None:
             self.process.terminate()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 self.process.wait(_GRACE_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
+        self._end_group()
         self.process.wait()
         self._reader.join(_GRACE_S)
+
+    def _end_group(self) -> None:
+        """An app of Flower's that is fetching its message when its SuperNode ends would go on asking for ever."""
+        give_up = time.monotonic() + _LEFT_S
+        with suppress(ProcessLookupError, PermissionError):  # there is nobody left in it
+            while self.process.poll() is not None and time.monotonic() < give_up:
+                os.killpg(self.process.pid, 0)
+                time.sleep(_POLL_S)
+            os.killpg(self.process.pid, signal.SIGKILL)
 
 
 def leashed(command: Sequence[str]) -> list[str]:

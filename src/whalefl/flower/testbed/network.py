@@ -11,10 +11,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from whalefl.errors import WhaleflError
 from whalefl.flower.deploy.processes import leashed, program
@@ -65,21 +67,24 @@ class Network:
         return self.start(f"device-{index}", [*before, program("whalefl"), "deploy", "device", folder])
 
     def kill(self, name: str) -> None:
-        """kill -9 of a command and everything in its session."""
+        """kill -9 of a command and everything it started, itself first."""
         process = self.processes.pop(name)
-        os.killpg(process.pid, signal.SIGKILL)
+        started = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        for one in started:
+            with suppress(psutil.NoSuchProcess):  # it ended with what started it
+                one.kill()
         process.wait()
 
     def stop(self) -> None:
         """End all commands, gently first."""
         for process in self.processes.values():
             process.send_signal(signal.SIGTERM)
-        for process in self.processes.values():
+        for name, process in list(self.processes.items()):
             try:
                 process.wait(_GRACE_S)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                self.kill(name)
 
     def records(self) -> list[dict[str, Any]]:
         folder = RunFolder(self.server_folder.run)
