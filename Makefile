@@ -12,7 +12,7 @@ demo: $(VENV)/installed
 	$(BIN)/whalefl compare digits --methods fedavg,heterofl,whale --seeds 0,1 --out demo
 
 test: check
-	$(BIN)/pytest -m "not slow and not netns"
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal -m "not slow and not netns"
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
