@@ -24,7 +24,7 @@ _LANGUAGE = ("wikitext2",)
 
 def need_flower() -> None:
     if find_spec("flwr") is None:
-        raise WhaleflError("flwr is not installed; a federation needs it: pip install 'whalefl[flower]'")
+        raise WhaleflError("flwr is not installed; a federation needs it: pip install '.[flower]' in whalefl's folder")
 
 
 def some_fleet(devices: int) -> Fleet:

@@ -19,9 +19,10 @@ from whalefl.runs import write_atomic
 _READ_AS = (
     "A target counts as reached at the end of the first round from which the mean of 5 evaluations is at or above it, "
     "which for steep curves is before the first single evaluation at or above it; that one stands beside. Times are "
-    "virtual hours, medians over seeds; speed-ups are geometric means of ratios with the same seed and weather, with "
-    "95 % bootstrap intervals (of three seeds, no more than their range). ≥ and ≤ (~: both) mark bounds: some runs "
-    "ended at the horizon before they reached the target. What is assumed: [the protocol](../../docs/reproduction.md)."
+    "virtual hours, medians over seeds; speed-ups (below 1: later) are geometric means of ratios with the same seed "
+    "and weather, with 95 % bootstrap intervals (of three seeds, no more than their range). ≥ and ≤ (~: both) mark "
+    "bounds: some runs ended at the horizon before they reached the target. What is assumed: [the "
+    "protocol](../../docs/reproduction.md)."
 )
 
 

@@ -37,7 +37,7 @@ class Hours:
             return f"### {self.setting.name}: second target\n\nThe tuning runs that it rests on are not run yet.\n"
         what = " (95 % of FedAvg's final accuracy on the tuning seeds)" if self.second else ""
         title = f"### {self.setting.name}: hours to {100 * target:.1f} %{what}\n"
-        sooner = f"times sooner than {self.cells[0].label} [95 %]"
+        sooner = f"speed-up over {self.cells[0].label} [95 %]"
         header = (
             "method",
             *_beside(bool(self.paper_hours), "paper (h)", "ours (h)", "difference (h)"),
@@ -187,7 +187,7 @@ def speedup_text(found: Speedup | None) -> str:
     if found is None:
         return NOT_RUN
     if found.value is None:
-        return f"neither reached ({found.seeds} seeds)"
+        return f"neither reached ({seeds_text(found.seeds)})"
     pairs = f" ({found.pairs} of {found.seeds} pairs)" if found.pairs < found.seeds else ""
     return found.value.text(".2f") + "x" + _bracket(found.interval, 1, ".2f") + pairs
 
@@ -227,9 +227,11 @@ def share_text(share: float | None) -> str:
 def _reached(runs: Summaries, cell: Cell) -> str:
     reached = sum(run.reached_s is not None for run in runs.values())
     missing = len(cell.all_seeds) - len(runs)
-    return f"{reached} of {len(runs)}" + (
-        f" ({missing} {'seed' if missing == 1 else 'seeds'} not run)" if missing else ""
-    )
+    return f"{reached} of {len(runs)}" + (f" ({seeds_text(missing)} not run)" if missing else "")
+
+
+def seeds_text(count: int) -> str:
+    return f"{count} seed" if count == 1 else f"{count} seeds"
 
 
 def crossing(runs: Summaries) -> str:

@@ -28,7 +28,7 @@ def program(name: str) -> str:
     """A program that was installed beside this Python."""
     path = Path(sys.executable).parent / name
     if not path.exists():
-        raise WhaleflError(f"{name} is not installed; it must be: pip install 'whalefl[flower]'")
+        raise WhaleflError(f"{name} is not installed; it must be: pip install '.[flower]' in whalefl's folder")
     return str(path)
 
 
