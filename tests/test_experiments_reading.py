@@ -13,7 +13,8 @@ import pytest
 from test_report import curve, device, round_record, run
 from whalefl.config import preset
 from whalefl.experiments.cells import run_of
-from whalefl.experiments.protocol import MNIST, WIKITEXT2
+from whalefl.experiments.headline import answers
+from whalefl.experiments.protocol import HAR, MNIST, WIKITEXT2
 from whalefl.experiments.reading import (
     main_cell,
     metric_of,
@@ -120,7 +121,7 @@ def test_runs_that_never_reached_are_bounds_and_pairs_of_them_say_nothing() -> N
     lower = speedup({0: never}, {0: reached})
     assert lower.value == Bounded(2.0, "≥") and lower.interval is None
     neither = speedup({0: never}, {0: never})
-    assert neither.value is None and speedup_text(neither) == "neither reached (1 seeds)"
+    assert neither.value is None and speedup_text(neither) == "neither reached (1 seed)"
 
 
 def test_ranks_correlate() -> None:
@@ -220,6 +221,21 @@ def test_tables_show_the_papers_number_ours_and_the_difference(store: Store) -> 
     assert "| 1.50x | 2.00x [2.00, 2.00] | +0.50 |" in pairs
     gain = gain_of(store, FEDAVG, WHALE)
     assert gain is not None and gain.value == pytest.approx(-0.02)
+
+
+def test_the_readme_says_yes_no_or_open(store: Store) -> None:
+    def row(of: str) -> list[str]:
+        return [cell.strip() for cell in answers(store).split(of)[1].splitlines()[0].split("|")[1:-1]]
+
+    assert row("WHALE sooner than FedAvg?") == ["**yes**, 2.00x", *["not run yet"] * 5]
+    for seed in (0, 1):
+        keep(store, main_cell(HAR, "fedavg"), seed, rising(60, 20, 0.95), 60.0)
+        keep(store, main_cell(HAR, "whale"), seed, rising(60, 40, 0.93), 60.0)
+    assert row("WHALE sooner than FedAvg?")[3] == "open, 0.50x (2 seeds)"
+    assert row("FedAvg's, points") == ["-2.0", *["not run yet"] * 2, "-2.0 (2 seeds)", *["not run yet"] * 2]
+    keep(store, WHALE, 3, rising(60, 60, 0.5), 100.0)
+    keep(store, FEDAVG, 3, rising(60, 60, 0.5), 100.0)
+    assert row("WHALE sooner than FedAvg?")[0] == "open, 2.00x (3 of 4 seeds)"
 
 
 def test_a_diverged_run_is_censored_at_the_horizon(store: Store) -> None:
