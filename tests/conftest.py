@@ -13,12 +13,15 @@ if not any(Path(f"/dev/{gpu}").exists() for gpu in ("nvidiactl", "dxg", "kfd")):
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 from whalefl.federation.simulation import use_one_thread
 from whalefl.tasks.cnn import CNN, cnn_axes
 from whalefl.tasks.task import Examples, Task
 
 use_one_thread()
+settings.register_profile("busy machines", deadline=None)
+settings.load_profile("busy machines")
 
 
 def made_up_task(channels: tuple[int, ...] = (8, 16), classes: int = 4, examples: int = 160) -> Task:

@@ -116,5 +116,5 @@ def alive(pid: int) -> bool:
     """Whether a process runs; one that has ended and that nobody has asked about yet does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False

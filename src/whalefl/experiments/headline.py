@@ -76,7 +76,7 @@ def _answer(store: Store, setting: Setting, method: str, other: str) -> str:
     if found is None:
         return NOT_RUN
     if found.value is None:
-        return "neither gets there"
+        return "neither gets there" + _few(found.seeds)
     answer = {CONFIRMED: "**yes**", REFUTED: "no"}.get(finding.verdict, "open")
     few = f" ({found.pairs} of {found.seeds} seeds)" if found.pairs < found.seeds else _few(found.seeds)
     return f"{answer}, {found.value.text('.2f')}x{few}" + (OTHERWISE if finding.depends else "")

@@ -74,7 +74,7 @@ class Hours:
             crossing(runs),
             *factors,
             speedup_text(speedup_over(store, self.cells[0], cell, target, "crossings")),
-            speedup_text(speedup_over(store, self.cells[0], cell, target, "rounds")),
+            in_rounds(speedup_over(store, self.cells[0], cell, target, "rounds")),
             share_text(mean_known(run.mean_share for run in runs.values())),
             _number(mean_known(run.round_s for run in runs.values()), "{:.1f}"),
         )
@@ -116,7 +116,7 @@ class Pairs:
             speedup_text(ratio),
             signed(_gap(ratio.value, pair.paper), "+.2f"),
             speedup_text(speedup_over(store, pair.reference, pair.cell, unit="crossings")),
-            speedup_text(speedup_over(store, pair.reference, pair.cell, unit="rounds")),
+            in_rounds(speedup_over(store, pair.reference, pair.cell, unit="rounds")),
             " / ".join(_reached(summaries(store, cell), cell) for cell in (pair.cell, pair.reference)),
         )
 
@@ -190,6 +190,11 @@ def speedup_text(found: Speedup | None) -> str:
         return f"neither reached ({seeds_text(found.seeds)})"
     pairs = f" ({found.pairs} of {found.seeds} pairs)" if found.pairs < found.seeds else ""
     return found.value.text(".2f") + "x" + _bracket(found.interval, 1, ".2f") + pairs
+
+
+def in_rounds(found: Speedup | None) -> str:
+    """The same in rounds, of which there is no ratio where neither reached, nor where one diverged."""
+    return NONE if found is not None and found.value is None else speedup_text(found)
 
 
 def percent(found: Mean) -> str:

@@ -108,7 +108,9 @@ class Trial:
     def seconds(self) -> Bounded:
         """The geometric mean of the times to the target; a target that was lost again counts as not reached."""
         times = [Bounded(spent(run)) if self._kept(run) else Bounded(run.time_s, "≥") for run in self.runs]
-        return geometric_mean(times) or Bounded(float("inf"))
+        found = geometric_mean(times)
+        assert found is not None  # there are runs
+        return found
 
     @property
     def final(self) -> float:

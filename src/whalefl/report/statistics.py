@@ -41,8 +41,8 @@ def bootstrap_interval(values: Sequence[float]) -> Interval | None:
 class Speedup:
     """The geometric mean of paired ratios and its interval.
 
-    `pairs` of `seeds` seeds have a ratio: where neither run reached the target there is none. A sign on `value` says
-    that some ratios are only bounds, and then so are the mean and its interval.
+    `pairs` of `seeds` seeds have a ratio: where neither run reached the target there is none, nor in rounds where one
+    diverged. A sign on `value` says that some ratios are only bounds, and then so are the mean and its interval.
     """
 
     value: Bounded | None

@@ -44,7 +44,8 @@ def flower_environment(home: Path) -> dict[str, str]:
 class Child:
     """A process whose output goes to a log, line by line, and to `listen`.
 
-    It leads a group of processes, in which everything it starts is too.
+    It leads a group of processes, in which what it starts is too unless it takes care of that itself (as a SuperLink
+    does, whose apps look for it and end with it).
     """
 
     def __init__(

@@ -45,6 +45,8 @@ def run_server(folder: ServerFolder) -> None:
         failures, progress = 0, _progress(folder)
         while _status(folder) != "finished":
             if superlink is None or superlink.code is not None:
+                if superlink is not None:
+                    superlink.end()
                 superlink = _start_superlink(folder, settings)
                 _register(folder)
             _run(folder, superlink, door)

@@ -69,7 +69,7 @@ class Network:
     def kill(self, name: str) -> None:
         """kill -9 of a command and everything it started, itself first."""
         process = self.processes.pop(name)
-        started = psutil.Process(process.pid).children(recursive=True)
+        started = psutil.Process(process.pid).children(recursive=True) + _in_session(process.pid)
         process.kill()
         for one in started:
             with suppress(psutil.NoSuchProcess):  # it ended with what started it
@@ -118,6 +118,16 @@ class Network:
         """The ends of all logs."""
         logs = [*self.root.glob("*.out"), *self.root.glob("f/*/*.log")]
         return "\n".join(f"--- {log}\n{log.read_text(encoding='utf8', errors='replace')[-2000:]}" for log in logs)
+
+
+def _in_session(leader: int) -> list[psutil.Process]:
+    """The processes of a session, also those whose parents have ended."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, PermissionError):
+            if os.getsid(process.pid) == leader != process.pid:
+                found.append(process)
+    return found
 
 
 @contextmanager
