@@ -25,7 +25,7 @@ from whalefl.experiments.headline import headline
 from whalefl.experiments.pages import write_page
 from whalefl.experiments.pictures import Accuracies, CoverageCurves, FisherAndSize, Panel
 from whalefl.experiments.plan import Entry, Request, plan
-from whalefl.experiments.protocol import MNIST, MOST_ROUNDS, SEVEN, SIGMAS, TASKS, Setting
+from whalefl.experiments.protocol import MNIST, SEVEN, SIGMAS, TASKS, Setting, most_rounds
 from whalefl.experiments.published import SWEEPS, TABLE1, TABLE3
 from whalefl.experiments.reading import main_cell, tuned_reference
 from whalefl.experiments.status import write_status
@@ -34,7 +34,7 @@ from whalefl.experiments.studies import Study
 from whalefl.experiments.tables import Hours
 from whalefl.experiments.theorem import CoverageTable
 from whalefl.experiments.trajectories import TrajectoryTable
-from whalefl.experiments.tuning import MOST_TUNING_ROUNDS, method_cells, tuning_cells, with_all_seeds
+from whalefl.experiments.tuning import method_cells, tuning_cells, with_all_seeds
 from whalefl.runs import RunFolder
 from whalefl.tasks.costs import level_costs
 from whalefl.values import Ladder, RoundRecord
@@ -142,8 +142,7 @@ def test_a_plan_lists_every_run_once_and_what_it_needs_before_it(name: str) -> N
         source = entry.run.source
         if source is not None:
             assert source.identity in names[:position]
-        tried = (entry.run.experiment.task, entry.run.experiment.method) if name == "tuning" else None
-        assert entry.run.experiment.rounds == MOST_TUNING_ROUNDS.get(tried, MOST_ROUNDS)
+        assert entry.run.experiment.rounds == most_rounds(entry.run.experiment.task, entry.run.experiment.method)
         assert not entry.run.experiment.latency.download
         assert entry.run.experiment.evaluation.on == ("validation" if name == "tuning" else "test")
         assert (entry.run.experiment.seed >= 100) == (name == "tuning")

@@ -367,19 +367,6 @@ def test_where_no_setting_gets_there_the_best_final_accuracy_wins(tmp_path: Path
     assert best is not None and best.cell == with_all_seeds(cells[3])
 
 
-def test_how_long_a_tuning_run_may_last_is_no_part_of_what_won(tmp_path: Path) -> None:
-    store, cells = Store(tmp_path), method_cells(CIFAR10, "whaledropout")
-    ended = run_of(cells[0], 100).experiment
-    assert ended.rounds < run_of(main_cell(CIFAR10, "whaledropout"), 0).experiment.rounds
-    for number, cell in enumerate(cells):
-        for seed in with_all_seeds(cell).all_seeds:
-            keep(store, cell, seed, rising(60, 5, 0.3 - 0.01 * number), 90.0, shares={"1": 0.1})
-    best = winner(store, CIFAR10, "whaledropout")
-    assert best is not None
-    taken = {"method": "whaledropout", "training": {"lr": 0.03}, "whale": {"quantile": 0.6}}
-    assert preset_of(best, "whaledropout") == taken
-
-
 def test_what_was_not_tuned_takes_over_what_its_nested_relative_won_with(tmp_path: Path) -> None:
     store, cells = Store(tmp_path), method_cells(MNIST, "heterofl")
     assert borrowed(store, MNIST, "fedrolex") is None

@@ -12,7 +12,7 @@ from whalefl.experiments.protocol import CIFAR10, HAR, LABELS, MNIST, MNIST_5, M
 from whalefl.experiments.reading import main_cell
 from whalefl.experiments.studies import Study, cells_of, peer_pair
 from whalefl.experiments.tables import Finals, Hours, Pair, Pairs
-from whalefl.experiments.tuning import MOST_TUNING_ROUNDS, TuningTable, finalists, fixed_levels, tuning_cells
+from whalefl.experiments.tuning import TuningTable, finalists, fixed_levels, tuning_cells
 
 
 def control(method: str, label: str, like: str, overrides: Overrides = (), need: Need | None = None) -> Cell:
@@ -155,13 +155,6 @@ WEATHERS = Study(
 
 TUNED = (MNIST, HAR, CIFAR10, WIKITEXT2)
 
-ENDED_EARLIER = " ".join(
-    f"On {setting.name} a run of {LABELS[method]} ends after {most:,} rounds at the latest."
-    for setting in TUNED
-    for (task, method), most in MOST_TUNING_ROUNDS.items()
-    if task == setting.task
-)
-
 TUNING = Study(
     "tuning",
     "Tuning",
@@ -171,7 +164,7 @@ TUNING = Study(
     "All of them run with seed 100, the better two of each method with seed 101 too, and the better of these over both "
     "seeds is the winner. Better is: more seeds that reach the target and end at or above it, then the smaller "
     "geometric mean of times; where none does, the higher final accuracy. An adaptive setting counts only if it "
-    "trains at most 0.7 of the parameters on average. " + ENDED_EARLIER,
+    "trains at most 0.7 of the parameters on average.",
     tuple(cell for setting in TUNED for cell in tuning_cells(setting)),
     tuple(TuningTable(setting) for setting in TUNED),
     later=lambda store: tuple(cell for s in TUNED for method in SEVEN for cell in finalists(store, s, method)),

@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from typing import Any, Literal
 
 from whalefl.config import Experiment, Values, compose, nested, preset
-from whalefl.experiments.protocol import MOST_ROUNDS, Setting
+from whalefl.experiments.protocol import Setting, most_rounds
 
 Overrides = tuple[tuple[str, Any], ...]
 """Dotted keys and their values; a table is a `Table`, so that cells can be compared and hashed."""
@@ -107,7 +107,7 @@ def run_of(cell: Cell, seed: int) -> Run:
         "task": task,
         "method": cell.method,
         "seed": seed,
-        "rounds": MOST_ROUNDS,
+        "rounds": most_rounds(task, cell.method),
         "horizon_s": cell.setting.horizon_s,
         "target": cell.setting.target,
         "precision": cell.setting.precision,

@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from whalefl.experiments.plan import Entry
-from whalefl.experiments.protocol import LABELS, SEVEN, TASKS, Setting
+from whalefl.experiments.protocol import ENDED_EARLIER, LABELS, SEVEN, TASKS, Setting
 from whalefl.experiments.reading import main_cell, metric_of
 from whalefl.experiments.store import Finished, Store
 from whalefl.experiments.studies import Study
@@ -71,6 +71,13 @@ def _notes(study: Study, store: Store) -> str:
             "settings was nearer to the paper's 40.54 % in tuning, though not near: what it measured is not known."
         )
     notes += [note for setting in TASKS if setting.task in settings for note in _untuned(store, setting)]
+    run = {(cell.setting.task, cell.method) for cell in study.cells if store.runs(cell)}
+    notes += [
+        f"- {settings[task].name}: {LABELS[method]}'s runs end after {most:,} rounds at the latest, before the horizon "
+        "if need be."
+        for (task, method), most in ENDED_EARLIER.items()
+        if (task, method) in run
+    ]
     if "cifar10" in settings:
         notes.append("- CIFAR-10 from the compact files: 93 images are not exact.")
     return "## Notes\n\n" + "\n".join(notes) if notes else ""

@@ -36,13 +36,6 @@ FINALISTS = 2
 MOST_SHARE = 0.7
 """A WHALE setting that trains more of the model than this, on average, is FedAvg in disguise and does not count."""
 
-MOST_TUNING_ROUNDS = {("cifar10", "whaledropout"): 1000}
-"""Where devices fall to the smallest slices, a round lasts seconds, and the horizon is thousands of rounds away. Such
-tuning runs end after so many, by task and method; none of the others has had as many."""
-
-TRIAL_ONLY = ("evaluation.on", "rounds")
-"""What a tuning run sets that is no part of the setting it tries."""
-
 Variant = tuple[str, Overrides]
 
 
@@ -71,14 +64,12 @@ def tuning_cells(setting: Setting) -> tuple[Cell, ...]:
 
 
 def method_cells(setting: Setting, method: str) -> tuple[Cell, ...]:
-    most = MOST_TUNING_ROUNDS.get((setting.task, method))
-    ended: Overrides = () if most is None else (("rounds", most),)
     return tuple(
         Cell(
             tuning_setting(setting),
             method,
             f"{LABELS[method]}, lr {lr:g}, {name}",
-            overrides=(("evaluation.on", "validation"), ("training.lr", lr), *ended, *overrides),
+            overrides=(("evaluation.on", "validation"), ("training.lr", lr), *overrides),
             seeds=1,
             first_seed=FIRST_TUNING_SEED,
             tier=0,
@@ -203,7 +194,7 @@ class TuningTable:
 def preset_of(best: Trial, method: str) -> Values:
     """What a winner sets over the presets of its task: the content of the preset of its method, or of one that takes
     its settings over."""
-    chosen = [layer(key, value) for key, value in best.cell.overrides if key not in TRIAL_ONLY]
+    chosen = [layer(key, value) for key, value in best.cell.overrides if not key.startswith("evaluation.")]
     return reduce(merged, chosen, {"method": method})
 
 
