@@ -105,7 +105,8 @@ than the later ones: recording the steps, and compiling the fused kernels if no 
 
 A whole run of WHALE on MNIST with an evaluation after every round, from `python benchmarks/whale_run.py --device cuda`
 ([whale_run.json](../results/bench/whale_run.json)). Steps are recorded, and on a machine's first run compiled, when a
-level is first met; the later rounds only replay them:
+level is first met; the later rounds only replay them. (A first run also tries the kernels out before it records, which
+compiles some; that stands under "without recording".)
 
 {whale_run}
 
