@@ -13,6 +13,7 @@ import pytest
 from test_report import curve, device, round_record, run
 from whalefl.config import preset
 from whalefl.experiments.cells import run_of
+from whalefl.experiments.curves import shares_by_round
 from whalefl.experiments.headline import answers
 from whalefl.experiments.protocol import CIFAR10, HAR, MNIST, WIKITEXT2
 from whalefl.experiments.reading import (
@@ -458,6 +459,14 @@ def test_small_large_small_compares_thirds(tmp_path: Path) -> None:
     assert early < late < middle_share <= 100
     assert SmallLargeSmall(WHALE).find(store).verdict == CONFIRMED
     assert MoreInTheMiddle(WHALE, 2).find(store).verdict == CONFIRMED
+
+
+def test_a_rounds_size_does_not_depend_on_who_trains_what(tmp_path: Path) -> None:
+    store, shares = Store(tmp_path), {"1": 1.0, "2": 0.251, "3": 0.0629}
+    devices = {"kinds": ["JetsonTX2", "JetsonNano", "RaspberryPi4"], "shares": shares}
+    levels = [[1, "123"], [1, "132"], [1, "213"]]
+    keep(store, WHALE, 0, [0.5] * 3, 100.0, levels=levels, **devices)
+    assert len(set(shares_by_round(store.runs(WHALE)[0], None))) == 1
 
 
 def test_sizes_that_only_shrink_are_half_of_small_large_small(tmp_path: Path) -> None:

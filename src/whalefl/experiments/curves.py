@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 import numpy as np
 
@@ -31,9 +32,12 @@ def fisher_curve(run: Finished, column: str) -> Curve:
 
 
 def shares_by_round(run: Finished, kind: str | None) -> list[float | None]:
-    """The mean share of the parameters (%) that a kind of device trained in every round; None where it sat out."""
+    """The mean share of the parameters (%) that a kind of device trained in every round; None where it sat out.
+
+    It does not depend on which device trained what: equal rounds are to be equal, since they are ranked.
+    """
     shares = [[100 * d["share"] for d in r["devices"] if kind in (None, d["kind"])] for r in run.records()]
-    return [sum(own) / len(own) if own else None for own in shares]
+    return [fmean(own) if own else None for own in shares]
 
 
 def share_curve(run: Finished, kind: str | None, smooth: int = 10) -> Curve:

@@ -79,7 +79,10 @@ def _notes(study: Study, store: Store) -> str:
         if (task, method) in run
     ]
     if "cifar10" in settings:
-        notes.append("- CIFAR-10 from the compact files: 93 images are not exact.")
+        notes.append(
+            "- CIFAR-10 was read from compact files, in which 93 of the 60,000 images are decoded from JPEG copies "
+            "([data](../../docs/data.md#the-compact-files))."
+        )
     return "## Notes\n\n" + "\n".join(notes) if notes else ""
 
 
