@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from pathlib import Path
+from threading import Timer
 
 import httpx
 import numpy as np
@@ -36,11 +39,12 @@ from whalefl.flower.calibration import Calibration, heard
 from whalefl.flower.deploy.app_folder import write_app
 from whalefl.flower.deploy.gate import Gate
 from whalefl.flower.deploy.keys import make_certificates
-from whalefl.flower.deploy.processes import Child
+from whalefl.flower.deploy.processes import Child, freed, listens
 from whalefl.flower.deploy.setup import create_federation
 from whalefl.flower.deploy.status import status_lines
 from whalefl.flower.folders import DeviceFolder, ServerFolder
 from whalefl.flower.handshake import axes_fingerprint
+from whalefl.flower.journal import STATUS
 from whalefl.flower.memory import load_memory
 from whalefl.flower.messages import Identity, Refusal, Train, Trained, Wish, from_json, to_json
 from whalefl.flower.parties import federation_on_server
@@ -62,6 +66,7 @@ from whalefl.flower.testbed.prediction import (
 )
 from whalefl.flower.testbed.quotas import Hierarchy, Quota, find_hierarchy
 from whalefl.flower.transport import Arrival
+from whalefl.lock import only_one
 from whalefl.runs import METRICS
 from whalefl.scheduling.policies import FunctionPolicy
 from whalefl.subnet.slicing import Weights
@@ -547,7 +552,8 @@ def test_terms_come_back_as_they_were_written_and_are_checked(tmp_path: Path) ->
     other_rate = replace(deployment, terms=replace(deployment.terms, deadline_s=1.0))
     assert other_rate.fingerprint != deployment.fingerprint
     for values, why in [
-        ({"deadline": 1.0}, "federation.deadline"),
+        ({"deadline": 1.0}, "federation.deadline is not a known key; .*did you mean 'deadline_s'"),
+        (3, "federation is 3; it must be a table"),
         ({"deadline_s": -1.0}, "federation.deadline_s is -1.0"),
         ({"quorum": 99}, "at most 4, a round's devices"),
         ({"quorum": "many"}, "federation.quorum is 'many'"),
@@ -653,22 +659,79 @@ def test_certificates_are_for_the_names_given_and_keys_for_their_owner(tmp_path:
     assert len(list(server.devices.glob("*.pub"))) == 4
     with pytest.raises(WhaleflError, match="already exists"):
         create_federation(tmp_path / "lab", deployment, "lab.example", 9443, 9444)
-    with pytest.raises(WhaleflError, match="without a port"):
-        create_federation(tmp_path / "other", deployment, "lab.example:9443", 9443, 9444)
+    for host in ("lab.example:9443", "a b", "999.1.1.1", "", "-lab"):
+        with pytest.raises(WhaleflError, match="without a port"):
+            create_federation(tmp_path / "other", deployment, host, 9443, 9444)
+    with pytest.raises(WhaleflError, match="port is 65530; it must be between 1 and"):
+        create_federation(tmp_path / "other", deployment, "lab.example", 65530, 65531)
     assert not (tmp_path / "other").exists()
 
 
 def test_the_status_says_where_a_federation_stands(tmp_path: Path) -> None:
     create_federation(tmp_path / "lab", digits_deployment(), "127.0.0.1", 9443, 9444)
     folder = ServerFolder(tmp_path / "lab" / "server")
-    assert status_lines(folder) == ["no device has joined yet"]
+    assert status_lines(folder) == ["no device has joined yet; the server is not running"]
+    folder.home.mkdir()
+    with only_one(folder.home):
+        assert status_lines(folder) == ["no device has joined yet; the server is running"]
     federated = make_coordinator(digits_deployment(), tmp_path)
     federated.run()
     shutil.copytree(tmp_path / "run", folder.run)
     lines = status_lines(folder)
     assert lines[0].startswith("finished") and lines[1].startswith("round           3 of 3")
+    assert [line.partition(" wants")[0].split()[1] for line in lines if " wants " in line] == ["0", "1", "2", "3"]
+    status = json.loads((folder.run / STATUS).read_text())
+    for device, there in zip(status["devices"], ("ready", "away", "busy", "ready"), strict=True):
+        device["there"] = there
+    (folder.run / STATUS).write_text(json.dumps(status | {"state": "running"}))
+    lines = status_lines(folder)
+    assert lines[0].startswith("the server is not running; it was running (as of")
+    ends = [line.rpartition(", ")[2] for line in lines if " wants " in line]
+    assert ends[1:3] == ["not connected", "has yet to answer"] and not {ends[0], ends[3]} & set(ends[1:3])
     with pytest.raises(WhaleflError, match=r"holds no server\.toml"):
         status_lines(ServerFolder(tmp_path))
+
+
+def test_a_device_says_at_once_what_no_second_try_would_mend(tmp_path: Path) -> None:
+    create_federation(tmp_path / "lab", digits_deployment(), "127.0.0.1", 9443, 9444)
+    folder = DeviceFolder(tmp_path / "lab" / "device-0")
+    key, authority = folder.key.read_bytes(), folder.authority.read_bytes()
+
+    def refusal() -> str:
+        start = [sys.executable, "-m", "whalefl", "deploy", "device", str(folder.path)]
+        ended = subprocess.run(start, capture_output=True, text=True, timeout=60)
+        assert ended.returncode == 2 and not folder.log.exists()
+        (line,) = ended.stderr.splitlines()
+        return line
+
+    with only_one(folder.path):
+        assert "another process is using" in refusal()
+    folder.key.write_text("no key")
+    assert "key is " in refusal()
+    folder.key.write_bytes(key)
+    folder.authority.unlink()
+    assert "ca.pem is " in refusal()
+    folder.authority.write_bytes(authority)
+    right = 'device = 0\nserver = "a:1"\nchunk_kb = 8\n'
+    for wrong, why in (
+        (right + "thread = 1", "thread is not a known key; .*did you mean 'threads'"),
+        (right + 'port = "x"', "port is 'x'; it must be a valid integer"),
+        (right + "threads = 0", "threads is 0; it must be at least 1"),
+        ("device = 0", "server is missing"),
+    ):
+        (folder.path / "device.toml").write_text(wrong)
+        with pytest.raises(WhaleflError, match=why):
+            folder.settings()
+
+
+def test_a_port_counts_as_free_once_nobody_listens_there() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        listener.listen()
+        assert listens(port) and not freed(port, patience_s=0.0)
+        Timer(0.5, listener.close).start()
+        assert freed(port, patience_s=30.0)
 
 
 def test_quotas_speak_both_versions(tmp_path: Path) -> None:
@@ -715,11 +778,15 @@ def test_what_the_simulator_predicts_of_a_round() -> None:
         (("deploy", "init", "lab", "--host", "lab:1", "--devices", "2"), "without a port"),
         (("deploy", "init", "lab", "--host", "lab", "--devices", "0"), "devices is 0"),
         (("deploy", "init", "lab", "--host", "lab", "--set", "federation.quorum=99"), "federation.quorum is 99"),
-        (("deploy", "init", "lab", "--host", "lab", "--set", "federation.speed=1"), "federation.speed is 1"),
+        (
+            ("deploy", "init", "lab", "--host", "lab", "--set", "federation.speed=1"),
+            "federation.speed is not a known key",
+        ),
         (
             ("deploy", "init", "lab", "--host", "lab", "--set", "clients_per_round=2", "--set", "federation.quorum=3"),
             "federation.quorum is 3",
         ),
+        (("testbed", "digits", "--methods", "whales"), "whales"),
         (("testbed", "digits", "--cores", "many"), "cores is 'many'"),
         (("testbed", "digits", "--cores", "0.5,0"), "cores is (0.5, 0.0)"),
     ],

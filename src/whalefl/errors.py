@@ -21,13 +21,18 @@ def require(ok: bool, key: str, value: object, wanted: str) -> None:
         raise WhaleflError(f"{key} is {value!r}; it must be {wanted}")
 
 
-def require_one_of(key: str, value: str, known: Iterable[str]) -> None:
-    """Raise an error that lists the known names, the nearest one first, unless `value` is among them."""
+def one_of(value: str, known: Iterable[str]) -> str:
+    """What would have been right instead of a value: the known names, and the one that was probably meant."""
     names = list(known)
-    if value not in names:
-        near = get_close_matches(value, names, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise WhaleflError(f"{key} is {value!r}; it must be one of {', '.join(names)}{hint}")
+    near = get_close_matches(value, names, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return f"one of {', '.join(names)}{hint}"
+
+
+def require_one_of(key: str, value: str, known: Iterable[str]) -> None:
+    """Raise an error that lists the known names unless `value` is among them."""
+    names = list(known)
+    require(value in names, key, value, one_of(value, names))
 
 
 def require_finite_number(key: str, value: Any, *, above: float | None = None, least: float | None = None) -> None:

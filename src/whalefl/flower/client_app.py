@@ -30,5 +30,8 @@ def relay(message: Message, context: Context) -> Message:
     die_with_parent()
     body, block = from_records(message.content, _MOST_BYTES)
     worker, chunk_kb = context.node_config["socket"], context.node_config["chunk-kb"]
-    answer = ask(Path(str(worker)), Parcel(message.metadata.message_id, body, block), _PATIENCE_S)
+    try:
+        answer = ask(Path(str(worker)), Parcel(message.metadata.message_id, body, block), _PATIENCE_S)
+    except OSError:  # whose text Flower would send to the server, with paths of this device in it
+        raise ConnectionError("the device's worker ended, or is not there") from None
     return Message(to_records(answer.body, answer.block, int(chunk_kb) * 1024), reply_to=message)

@@ -122,7 +122,9 @@ class Coordinator:
         return over(self.settings, self.state) or (self.terms.stop_at_target and reached)
 
     def _status(self, state: str) -> None:
-        self.journal.status(state, self.settings.rounds, self.record, self.peers.values(), len(self.transport.nodes()))
+        connected = {node.id for node in self.transport.nodes()}
+        peers, rounds = self.peers.values(), self.settings.rounds
+        self.journal.status(state, rounds, self.record, peers, connected, self.post.busy)
 
     def _gather_fleet(self) -> None:
         """Wait until the whole fleet has introduced itself, or for `wait_s`."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
-from whalefl.errors import WhaleflError, require
+from whalefl.errors import WhaleflError, one_of, require
 
 TERMS, DEVICE, SERVER = "federation.toml", "device.toml", "server.toml"
 _Settings = TypeVar("_Settings", "DeviceSettings", "ServerSettings")
@@ -27,8 +27,24 @@ def _read(kind: type[_Settings], path: Path) -> _Settings:
             f"folder is {str(path.parent)!r}, which holds no {path.name}; "
             "it must be one that `whalefl deploy init` made"
         ) from error
-    except (ValidationError, tomllib.TOMLDecodeError) as error:
-        raise WhaleflError(f"{path} is not valid: {' '.join(str(error).split())}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise WhaleflError(f"{path} is not valid TOML: {error}") from error
+    except ValidationError as error:
+        raise WhaleflError(f"in {path} {_sentence(error, kind)}") from error
+
+
+def _sentence(error: ValidationError, kind: type[DeviceSettings] | type[ServerSettings]) -> str:
+    """One sentence about the first thing that is wrong."""
+    first = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in first["loc"])
+    match first["type"]:
+        case "value_error":
+            return str(first["ctx"]["error"])
+        case "missing":
+            return f"{key} is missing; it must be given"
+        case "unexpected_keyword_argument":
+            return f"{key} is not a known key; it must be {one_of(key, kind.__dataclass_fields__)}"
+    return f"{key} is {first['input']!r}; it must be {first['msg'].removeprefix('Input should be ')}"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,8 +36,16 @@ class Journal:
             file.write(json.dumps(event) + "\n")
         log.warning("round %d: %s (device %s): %s", round, what, device, why)
 
-    def status(self, state: str, rounds: int, record: RoundRecord | None, peers: Iterable[Peer], online: int) -> None:
-        """Replace the status by the present one."""
+    def status(
+        self,
+        state: str,
+        rounds: int,
+        record: RoundRecord | None,
+        peers: Iterable[Peer],
+        connected: Set[int],
+        busy: Set[int],
+    ) -> None:
+        """Replace the status by the present one; of the nodes some are connected, and some have yet to answer."""
         write_json(
             self.folder / STATUS,
             {
@@ -47,10 +55,15 @@ class Journal:
                 "rounds": rounds,
                 "accuracy": None if record is None else record.accuracy,
                 "time_s": 0.0 if record is None else record.time_s,
-                "online": online,
+                "online": len(connected),
                 "counts": dict(self.counts),
                 "devices": [
-                    {"device": peer.device, "level": peer.wish.level, "exchange_s": peer.exchange_s}
+                    {
+                        "device": peer.device,
+                        "level": peer.wish.level,
+                        "exchange_s": peer.exchange_s,
+                        "there": "away" if peer.node not in connected else "busy" if peer.node in busy else "ready",
+                    }
                     for peer in sorted(peers, key=lambda peer: peer.device)
                 ],
             },

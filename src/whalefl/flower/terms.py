@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from whalefl import config
 from whalefl.config import Experiment, Values, compose, read_toml
-from whalefl.errors import WhaleflError, require, require_finite_number, require_one_of
+from whalefl.errors import WhaleflError, one_of, require, require_finite_number, require_one_of
 
 _TABLE = "federation"
 _LOCAL = ("data_dir", "device", "engine", "precision")
@@ -90,7 +90,9 @@ def deployment_of(layers: Iterable[Mapping[str, Any]]) -> Deployment:
     experiment_layers, terms = [], {}
     for layer in layers:
         experiment_layers.append({key: value for key, value in layer.items() if key != _TABLE})
-        terms.update(layer.get(_TABLE, {}))
+        table = layer.get(_TABLE, {})
+        require(isinstance(table, Mapping), _TABLE, table, "a table")
+        terms.update(table)
     return Deployment(compose(experiment_layers), terms_of(terms))
 
 
@@ -103,8 +105,11 @@ def terms_of(values: Values) -> Terms:
         key = ".".join([_TABLE, *(str(part) for part in first["loc"])])
         if first["type"] == "value_error":
             raise WhaleflError(f"{key}.{first['ctx']['error']}") from None
-        known = ", ".join(Terms.__dataclass_fields__)
-        raise WhaleflError(f"{key} is {first['input']!r}: {first['msg'].lower()}; known keys are {known}") from None
+        if first["type"] == "unexpected_keyword_argument":
+            known = one_of(str(first["loc"][-1]), Terms.__dataclass_fields__)
+            raise WhaleflError(f"{key} is not a known key; it must be {known}") from None
+        wanted = first["msg"].removeprefix("Input should be ")
+        raise WhaleflError(f"{key} is {first['input']!r}; it must be {wanted}") from None
 
 
 def read_deployment(path: Path) -> Deployment:

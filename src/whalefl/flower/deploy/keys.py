@@ -9,9 +9,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_ssh_private_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _VALID = timedelta(days=825)
@@ -60,6 +67,23 @@ def make_device_key() -> Pair:
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     return Pair(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n", private)
+
+
+def is_device_key(path: Path) -> bool:
+    """Whether a file holds a device's private key."""
+    try:
+        return isinstance(load_ssh_private_key(path.read_bytes(), password=None), ec.EllipticCurvePrivateKey)
+    except (OSError, ValueError, UnsupportedAlgorithm):
+        return False
+
+
+def is_authority(path: Path) -> bool:
+    """Whether a file holds a certificate."""
+    try:
+        x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def write_secret(path: Path, content: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,8 @@ from whalefl.flower import QUIET
 
 _GRACE_S = 5.0
 _LEFT_S, _POLL_S = 2.0, 0.1
+_FREED_S = 15.0
+"""So long it may take until all that a killed supervisor had started is gone."""
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _LEASH = (
     "import os, sys; from whalefl.leash import die_with_parent; die_with_parent(); os.execvp(sys.argv[1], sys.argv[1:])"
@@ -127,6 +130,23 @@ def run_quietly(command: Sequence[str], environment: Mapping[str, str], log: Pat
     if done.returncode:
         raise WhaleflError(f"{Path(command[0]).name} {command[1]} failed: {' '.join(text.split())[-300:]}")
     return text
+
+
+def listens(port: int) -> bool:
+    """Whether anybody listens on a port of this machine."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def freed(port: int, patience_s: float = _FREED_S) -> bool:
+    """Whether nobody listens on a port, or ceases to while one waits."""
+    until = time.monotonic() + patience_s
+    while listens(port):
+        if time.monotonic() > until:
+            return False
+        time.sleep(_POLL_S)
+    return True
 
 
 def end_on_signals() -> None:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
 import time
 
 import tomli_w
 
-from whalefl.errors import WhaleflError
+from whalefl.errors import WhaleflError, require
 from whalefl.flower.deploy.gate import Gate, GateServer
-from whalefl.flower.deploy.processes import Child, end_on_signals, flower_environment, program, run_quietly
+from whalefl.flower.deploy.processes import (
+    Child,
+    end_on_signals,
+    flower_environment,
+    freed,
+    listens,
+    program,
+    run_quietly,
+)
 from whalefl.flower.folders import ServerFolder, ServerSettings
+from whalefl.lock import only_one
 from whalefl.runs import METRICS, RUN, write_json
 
 log = logging.getLogger("whalefl.deploy")
@@ -25,12 +33,19 @@ _SLACK = 256 * 1024
 _BYTES_A_CHUNK = 256
 """What the announcement of a reply says of each of its chunks, at the most."""
 _IN_USE = "already in use"
+_PATIENCE_S = 5.0
 
 
 def run_server(folder: ServerFolder) -> None:
     """Serve until the run is finished; whatever dies in between is started again."""
     end_on_signals()
     settings = folder.settings()
+    folder.home.mkdir(exist_ok=True)
+    with only_one(folder.home, _PATIENCE_S):  # the run itself holds the folder
+        _serve(folder, settings)
+
+
+def _serve(folder: ServerFolder, settings: ServerSettings) -> None:
     gate = Gate(
         f"127.0.0.1:{settings.inner_port}",
         folder.authority,
@@ -42,6 +57,7 @@ def run_server(folder: ServerFolder) -> None:
     superlink: Child | None = None
     try:
         door.start(_START_S)
+        log.info("listening on %s:%d; what happens is in %s", settings.host, settings.port, folder.log)
         failures, progress = 0, _progress(folder)
         while _status(folder) != "finished":
             if superlink is None or superlink.code is not None:
@@ -63,13 +79,13 @@ def run_server(folder: ServerFolder) -> None:
 
 def _connection(folder: ServerFolder, settings: ServerSettings) -> None:
     """What Flower's command line needs to reach the SuperLink."""
-    folder.home.mkdir(exist_ok=True)
     link = {"address": f"127.0.0.1:{settings.inner_port}", "root-certificates": str(folder.authority.resolve())}
     text = tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: link}})
     (folder.home / "config.toml").write_text(text, encoding="utf8")
 
 
 def _start_superlink(folder: ServerFolder, settings: ServerSettings) -> Child:
+    require(freed(settings.inner_port), "inner_port", settings.inner_port, "free on 127.0.0.1")
     command = [
         *(program("flower-superlink"), "--host", "127.0.0.1", "--port", str(settings.inner_port)),
         *("--ssl-ca-certfile", str(folder.authority.resolve())),
@@ -79,18 +95,12 @@ def _start_superlink(folder: ServerFolder, settings: ServerSettings) -> Child:
     ]
     child = Child("superlink", command, folder.log, flower_environment(folder.home.resolve()))
     until = time.monotonic() + _START_S
-    while not _listens(settings.inner_port):
+    while not listens(settings.inner_port):
         if child.code is not None or time.monotonic() > until:
             child.end()
             raise WhaleflError(f"Flower's SuperLink does not start; see {folder.log}")
         time.sleep(_POLL_S / 2)
     return child
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _register(folder: ServerFolder) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from ipaddress import IPv4Address
 from pathlib import Path
 
 from whalefl.errors import require
@@ -14,8 +16,10 @@ from whalefl.flower.parties import federation_on_server
 from whalefl.flower.terms import Deployment, to_toml
 from whalefl.runs import check_vacant
 
-_LOCAL_PORT = 9500
-"""The first of the ports on which devices talk to themselves; each has its own, so that several fit on one machine."""
+_LOCAL_PORTS = 57
+"""So far above the server's port are those on which devices talk to themselves (9500 and on above 9443); each has its
+own, so that several devices, and several federations, fit on one machine."""
+_HOST = re.compile(r"(?!-)[A-Za-z0-9-]+(\.(?!-)[A-Za-z0-9-]+)*")
 
 
 def create_federation(folder: Path, deployment: Deployment, host: str, port: int, inner_port: int) -> list[str]:
@@ -24,7 +28,9 @@ def create_federation(folder: Path, deployment: Deployment, host: str, port: int
     Returns what its maker should know, a line each.
     """
     check_vacant(folder)
-    require(bool(host) and ":" not in host, "host", host, "a name or IPv4 address, without a port")
+    require(is_host(host), "host", host, "a name or IPv4 address, without a port")
+    most = 65535 - _LOCAL_PORTS - len(deployment.experiment.fleet)
+    require(1 <= port <= most, "port", port, f"between 1 and {most}: the devices use ports above it")
     experiment = deployment.experiment
     require(experiment.device == "cpu", "device", experiment.device, "'cpu' in a federation")
     federation = federation_on_server(deployment)  # whatever is wrong with it is said now
@@ -38,6 +44,16 @@ def create_federation(folder: Path, deployment: Deployment, host: str, port: int
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return _remarks(deployment, federation)
+
+
+def is_host(text: str) -> bool:
+    """Whether this names a machine, or is an IPv4 address."""
+    if text.replace(".", "").isdigit():
+        try:
+            return bool(IPv4Address(text))
+        except ValueError:
+            return False
+    return _HOST.fullmatch(text) is not None
 
 
 def _remarks(deployment: Deployment, federation: Federation) -> list[str]:
@@ -65,11 +81,11 @@ def _write(folder: Path, deployment: Deployment, host: str, settings: ServerSett
     server.write_settings(settings)
     write_app(server.app)
     for index in range(len(deployment.experiment.fleet)):
-        device = DeviceFolder(folder / f"device-{index}")
+        device, local_port = DeviceFolder(folder / f"device-{index}"), settings.port + _LOCAL_PORTS + index
         device.path.mkdir(mode=0o700)
         key = make_device_key()
         device.terms.write_text(agreed, encoding="utf8")
         device.authority.write_bytes(authority)
         write_secret(device.key, key.key)
-        device.write_settings(DeviceSettings(index, f"{host}:{settings.port}", settings.chunk_kb, _LOCAL_PORT + index))
+        device.write_settings(DeviceSettings(index, f"{host}:{settings.port}", settings.chunk_kb, local_port))
         (server.devices / f"device-{index}.pub").write_bytes(key.certificate)

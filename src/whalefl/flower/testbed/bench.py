@@ -13,6 +13,7 @@ from typing import Any
 from whalefl.config import Experiment, SeedChoice
 from whalefl.errors import WhaleflError, require
 from whalefl.execution import prepared
+from whalefl.federation.methods import check_method
 from whalefl.federation.rounds import Federation
 from whalefl.fleet.devices import Fleet
 from whalefl.flower.deploy.processes import end_on_signals
@@ -51,6 +52,8 @@ class Plan:
     gauge_rounds: int
 
     def __post_init__(self) -> None:
+        for method in self.methods:
+            check_method(method)
         require(self.repeats >= 1, "repeats", self.repeats, "at least 1")
         require(self.gauge_rounds >= 2, "gauge_rounds", self.gauge_rounds, "at least 2")
         require(bool(self.cores) and min(self.cores) > 0, "cores", self.cores, "numbers above 0")
