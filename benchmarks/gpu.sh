@@ -20,7 +20,7 @@ part() {
 }
 
 part 240 -m pytest --durations=5 tests/test_fused.py tests/test_graphs.py
-part 240 -m whalefl bench --device cuda
+part 240 -m whalefl bench --device cuda --out results/bench/gpu.json
 part 150 benchmarks/whale_run.py --device cuda
 part 60 benchmarks/fisher_cost.py --device cuda
 part 60 benchmarks/together.py

@@ -60,7 +60,7 @@ so where the others do it has less to do, and a lower floor.
 and is not made faster.
 
 ## On two cores
-`whalefl bench --repeats 9` ([cpu.json](../results/bench/cpu.json))
+`whalefl bench --repeats 9 --out results/bench/cpu.json` ([cpu.json](../results/bench/cpu.json))
 
 {cpu}
 
@@ -97,7 +97,8 @@ in memory, with one process a core by torchrun. Both train a plain CNN of the sa
 ## On a GPU
 All of this in one go, after the tests that need a GPU: `benchmarks/gpu.sh`.
 
-`whalefl bench --device cuda` ([gpu.json](../results/bench/gpu.json)). "Set-up" is what the first round took longer
+`whalefl bench --device cuda --out results/bench/gpu.json` ([gpu.json](../results/bench/gpu.json)).
+"Set-up" is what the first round took longer
 than the later ones: recording the steps, and compiling the fused kernels if no run on this machine has done so yet
 (20 s for the CNN, which the compiler keeps). GPU memory is what the variant reserves beyond the data.
 
@@ -129,7 +130,8 @@ On a GPU, with `--device cuda` ([fisher_cuda.json](../results/bench/fisher_cuda.
 {fisher_cuda}
 
 ## Memory
-`whalefl bench --memory` ([memory.json](../results/bench/memory.json)): what a run takes at most beyond the process
+`whalefl bench --memory --out results/bench/memory.json` ([memory.json](../results/bench/memory.json)):
+what a run takes at most beyond the process
 with its imports and data, as the proportional share of memory of it and its workers, read every 20 ms. Every run has
 the same number of clients in a round, and is a process of its own; nothing is evaluated. *Data* is memory that was
 written to; *code* are pages of libraries' files as they are, which count less while other programs use them too.

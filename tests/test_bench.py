@@ -241,7 +241,7 @@ def test_the_command_prints_a_table_and_leaves_a_file(tmp_path: Path) -> None:
     done = bench(*options, cwd=tmp_path)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert "x plain-loop" in done.stdout and "repeat with     whalefl bench --scenario mixed" in done.stdout
-    (found,) = read_results(tmp_path / "results" / "bench" / "cpu.json")
+    (found,) = read_results(tmp_path / "runs" / "bench" / "cpu.json")
     assert [row.variant for row in found.rows] == ["plain-loop", "plain"]
 
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from conftest import made_up_task
-from whalefl.errors import Diverged
+from whalefl.errors import Diverged, WhaleflError
 from whalefl.federation.engine import PlainEngine
 from whalefl.federation.evaluation import Score
 from whalefl.federation.methods import METHODS, Method, make_method
@@ -219,6 +219,12 @@ def test_a_plain_function_is_a_policy(corners: Task) -> None:
     method = Method(Prefix(), FunctionPolicy(lambda announcement, profile, conditions, times, window: 2))
     run = list(simulate(corners, method, settings=SETTINGS))
     assert {d.level for r in run for d in r.record.devices} == {2}
+    (first, *_) = simulate(corners, Method(Prefix(), FunctionPolicy(lambda *_: np.int64(2))), settings=SETTINGS)
+    assert type(first.record.devices[0].level) is int
+    for nonsense in (None, "2", 2.0, True, 0, 6):
+        policy = FunctionPolicy(lambda *_, level=nonsense: level)
+        with pytest.raises(WhaleflError, match="level is .*; it must be between 1 and 5, a whole number"):
+            next(iter(simulate(corners, Method(Prefix(), policy), settings=SETTINGS)))
 
 
 def test_a_run_ends_with_the_first_round_beyond_the_horizon(corners: Task) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -613,3 +614,46 @@ def test_weights_of_any_rank_may_stay_in_memory() -> None:
     for channels in (1, 2):  # of which one would fit both layouts, but the results would follow the other
         image = resident(torch.nn.Conv2d(channels, 4, 3), torch.device("cpu"))
         assert image.weight.stride() == (9 * channels, 1, 3 * channels, channels)
+
+
+def flat_images(targets: Tensor) -> Examples:
+    return Examples(torch.rand(len(targets), 1, 3, 3), targets)
+
+
+FLAT = Axes.of({"hidden": 8}, {"1.weight": ("hidden", 9), "1.bias": ("hidden",), "2.weight": (3, "hidden")})
+
+
+def flat_model(shape: Shape, inputs: int = 9, outputs: int = 3, hidden: int | None = None) -> nn.Module:
+    width = shape["hidden"] if hidden is None else hidden
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), nn.Linear(width, outputs, bias=False))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"train": flat_images(torch.tensor([0, 3]))}, "train.targets is '0 to 3'; it must be 0 to 2"),
+        ({"test": flat_images(torch.tensor([-1, 1]))}, "test.targets is '-1 to 1'; it must be 0 to 2"),
+        ({"train": flat_images(torch.tensor([0.0, 1.0]))}, "train.targets is 'torch.float32'; it must be torch.int64"),
+        ({"train": Examples(torch.rand(3, 1, 3, 3), torch.tensor([0]))}, "train.inputs is '3 examples'; it must be"),
+        ({"train": Examples(np.zeros(3), torch.tensor([0]))}, "train.inputs is 'ndarray'; it must be a tensor"),
+        ({"test": flat_images(torch.tensor([], dtype=torch.int64))}, "test examples is 0; it must be at least 1"),
+        ({"classes": 4}, "classes is 4; it must be 3, as many as the model's outputs"),
+        ({"prepare": lambda x: x.double()}, "returns is 'torch.float64'; it must be torch.float32"),
+        ({"prepare": lambda x: x[..., :2]}, r"task 'own' fails at width 1 on torch.float32 \(1, 3, 2\)"),
+        (
+            {"build": lambda shape: flat_model(shape, hidden=8)},
+            r"1.weight at width 0.5 is \(8, 9\); it must be \(4, 9\)",
+        ),
+        ({"build": lambda shape: flat_model(Shape({"other": 8}))}, "axis is 'hidden'; it must be one of other"),
+        (
+            {"axes": Axes.of({"hidden": 8}, {"1.weight": ("hidden", 9), "2.weight": (3, "hidden")})},
+            "parameter 1.bias is in the model but not in the axes",
+        ),
+    ],
+)
+def test_mistakes_in_a_task_of_ones_own_are_named_before_a_run(changes: dict[str, Any], why: str) -> None:
+    some = flat_images(torch.tensor([0, 1, 2, 0]))
+    right = {"axes": FLAT, "build": flat_model, "train": some, "test": some, "classes": 3, "prepare": lambda x: x}
+    assert len(level_costs(Task("own", **right), LADDER)) == LADDER.levels
+    with pytest.raises(WhaleflError, match=why):
+        level_costs(Task("own", **(right | changes)), LADDER)

@@ -178,7 +178,11 @@ def _sentence(error: ValidationError, values: Values) -> str:
         return f"{key}.{said}" if key else said
     if kind == "missing":
         return f"{key} is missing; it must be given"
-    right = [d["msg"].removeprefix("Input should be ") for d in details if _path(d["loc"], values) == path]
+    right = [
+        d["msg"].removeprefix("Input should be ").replace("an object", "a table")
+        for d in details
+        if _path(d["loc"], values) == path
+    ]
     return f"{key} is {given!r}; it must be {' or '.join(dict.fromkeys(right))}"
 
 

@@ -125,7 +125,7 @@ def bench(
     iterations: Annotated[int | None, typer.Option(help="Mini-batches of a client in a round, instead of 10.")] = None,
     memory: Annotated[bool, typer.Option("--memory", help="Measure memory instead of time.")] = False,
     device: Device = None,
-    out: Annotated[Path | None, typer.Option(help="The JSON file; one under results/bench/ if left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The JSON file; one under runs/bench/ if left out.")] = None,
 ) -> None:
     """Measure how fast rounds are against the ordinary loop and the hardware's floor, on random images."""
     from whalefl.cli.bench import bench_memory, bench_speed

@@ -30,7 +30,8 @@ from whalefl.cli.tables import print_table
 from whalefl.errors import require, require_one_of
 from whalefl.execution import check_device
 
-RESULTS = Path("results") / "bench"
+RESULTS = Path("runs") / "bench"
+"""Not where the published figures are, which a quick look must not replace."""
 
 
 def bench_speed(

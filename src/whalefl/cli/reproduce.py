@@ -62,6 +62,8 @@ def reproduce_study(name: str, options: Options, plan_only: bool, report_only: b
         device=_device(options.device or "cpu"),
         data_dir=None if options.data_dir is None else str(options.data_dir),
     )
+    if report_only:
+        require(options.results.is_dir(), "results", str(options.results), "a folder that is there")
     store = Store(options.results)
     if plan_only:
         _print_plan(_planned(studies, store, request), options.jobs)

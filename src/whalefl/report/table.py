@@ -74,7 +74,7 @@ def notes(target: float | None, reference: str) -> str:
     return (
         f"Target: {100 * target:.0f} % of the test set, as the mean of {WINDOW} evaluations; times are virtual. "
         "≥ and ≤ mark bounds (~: both): a run ended before the target was reached. "
-        f"Speed-up: time of {reference} over time of the method, the same seed and weather paired, geometric mean "
-        "(smallest-largest). Share trained: of the parameters, mean over devices and rounds. "
-        "Energy and bytes sent: until the target.\n"
+        f"Speed-up: time of {reference} over time of the method, runs with the same seed paired (which have the same "
+        "weather, unless it is set otherwise), geometric mean (smallest-largest). Share trained: of the parameters, "
+        "mean over devices and rounds. Energy and bytes sent: until the target.\n"
     )

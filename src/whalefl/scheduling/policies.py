@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from statistics import median
 from typing import Literal, Protocol, get_args
 
@@ -108,8 +109,9 @@ class FunctionPolicy:
         window: Window,
     ) -> Choice:
         level = self.function(announcement, profile, conditions, times, window)
-        require(1 <= level <= len(times), "level", level, f"between 1 and {len(times)}")
-        return Choice(level)
+        whole = isinstance(level, Integral) and not isinstance(level, bool)
+        require(whole and 1 <= level <= len(times), "level", level, f"between 1 and {len(times)}, a whole number")
+        return Choice(int(level))
 
 
 def full() -> Policy:

@@ -166,6 +166,9 @@ class Axes:
         """Raise unless the declared dimensions are exactly those of the model's parameters."""
         for name in sorted(shapes.keys() | self.shapes.keys()):
             declared, actual = self.shapes.get(name), shapes.get(name)
+            if declared is None or actual is None:
+                where, there = ("axes", "model") if declared is None else ("model", "axes")
+                raise WhaleflError(f"parameter {name} is in the {there} but not in the {where}; it must be in both")
             if declared != actual:
                 raise WhaleflError(
                     f"parameter {name} has the shape {actual} in the model and {declared} in its axes; "

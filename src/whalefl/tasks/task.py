@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from whalefl.errors import WhaleflError, require
+from whalefl.errors import WhaleflError, require, require_one_of
 from whalefl.rng import stream
 from whalefl.subnet.axes import Axes, Plan
 
@@ -28,6 +28,7 @@ class Shape:
     ratio: float = 1.0
 
     def __getitem__(self, axis: str) -> int:
+        require_one_of("axis", axis, self.sizes)
         return self.sizes[axis]
 
     @classmethod
@@ -44,6 +45,20 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.targets)
+
+
+def _check_examples(part: str, examples: Examples, classes: int) -> None:
+    """Raise unless these are tensors of one length with labels of their task."""
+    for name, given in (("inputs", examples.inputs), ("targets", examples.targets)):
+        require(isinstance(given, Tensor), f"{part}.{name}", type(given).__name__, "a tensor")
+    inputs, targets = len(examples.inputs), len(examples.targets)
+    require(targets > 0, f"{part} examples", targets, "at least 1")
+    require(inputs == targets, f"{part}.inputs", f"{inputs} examples", f"as many as there are targets, {targets}")
+    dtype = examples.targets.dtype
+    require(dtype == torch.int64, f"{part}.targets", str(dtype), "torch.int64, numbers of classes")
+    least, most = int(examples.targets.min()), int(examples.targets.max())
+    wanted = f"0 to {classes - 1}, numbers of {classes} classes"
+    require(least >= 0 and most < classes, f"{part}.targets", f"{least} to {most}", wanted)
 
 
 @dataclass(frozen=True)
@@ -84,7 +99,8 @@ class Task:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        require(len(self.train) > 0 and len(self.test) > 0, "examples", 0, "at least 1 to train and 1 to test on")
+        _check_examples("train", self.train, self.classes)
+        _check_examples("test", self.test, self.classes)
         model = self.blank(self.full)
         self.axes.check({name: tuple(p.shape) for name, p in model.named_parameters()})
         for name, module in model.named_modules():
