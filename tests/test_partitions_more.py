@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from torch import nn
 
 from whalefl.config import Experiment, compose
 from whalefl.errors import WhaleflError
@@ -28,8 +29,9 @@ from whalefl.report.ownership import common_run, save_ownership_plot
 from whalefl.report.page import write_report
 from whalefl.rng import Seeds
 from whalefl.runs import OWNERSHIP, RunFolder
+from whalefl.subnet.axes import Axes
 from whalefl.tasks.partition import Kind, Partition, Share, split
-from whalefl.tasks.task import Examples, Task
+from whalefl.tasks.task import Examples, Shape, Task
 
 Labels = NDArray[np.int64]
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -320,10 +322,16 @@ def assembled_ownership(task: Task, partition: Partition, kinds: tuple[str, ...]
     return content
 
 
-def made_up_text(corners: Task) -> Task:
+def made_up_text() -> Task:
     """Five words a piece of 1,000; what the model makes of them does not matter here."""
     words = torch.from_numpy(np.random.default_rng(0).integers(1000, size=(160, 5)))
-    return replace(corners, name="text", train=Examples(corners.train.inputs, words), classes=1000)
+    axes = Axes.of({"width": 8}, {"0.weight": (1000, "width"), "1.weight": (1000, "width"), "1.bias": (1000,)})
+
+    def build(shape: Shape) -> nn.Module:
+        return nn.Sequential(nn.Embedding(1000, shape["width"]), nn.Linear(shape["width"], 1000))
+
+    pieces = Examples(words, words)
+    return Task("text", axes, build, pieces, pieces, classes=1000, prepare=lambda x: x)
 
 
 def test_ownership_counts_every_class_of_every_device(corners: Task) -> None:
@@ -341,8 +349,8 @@ def test_ownership_counts_every_class_of_every_device(corners: Task) -> None:
     assert np.sum([d["counts"] for d in content["devices"]], axis=0).tolist() == [40] * 4
 
 
-def test_ownership_of_a_text_is_only_its_size_and_its_words(corners: Task) -> None:
-    task = made_up_text(corners)
+def test_ownership_of_a_text_is_only_its_size_and_its_words() -> None:
+    task = made_up_text()
     content = assembled_ownership(task, CONTIGUOUS, ("JetsonNano", "RaspberryPi4"))
     assert content["classes"] == 1000
     blocks = sorted(len(np.unique(task.train.targets[start : start + 40])) for start in range(0, 160, 40))
@@ -374,8 +382,8 @@ def test_a_picture_of_classes(corners: Task, partition: Partition, tmp_path: Pat
     assert (folder / "ownership.png").read_bytes().startswith(PNG)
 
 
-def test_a_picture_of_texts(corners: Task, tmp_path: Path) -> None:
-    folder = save(tmp_path / "run", assembled_ownership(made_up_text(corners), IID, ("JetsonNano", "RaspberryPi4")))
+def test_a_picture_of_texts(tmp_path: Path) -> None:
+    folder = save(tmp_path / "run", assembled_ownership(made_up_text(), IID, ("JetsonNano", "RaspberryPi4")))
     save_ownership_plot(folder)
     assert (folder / "ownership.png").read_bytes().startswith(PNG)
 
