@@ -32,7 +32,8 @@ def one_of(value: str, known: Iterable[str]) -> str:
 def require_one_of(key: str, value: str, known: Iterable[str]) -> None:
     """Raise an error that lists the known names unless `value` is among them."""
     names = list(known)
-    require(value in names, key, value, one_of(value, names))
+    if value not in names:
+        raise WhaleflError(f"{key} is {value!r}; it must be {one_of(value, names)}")
 
 
 def require_finite_number(key: str, value: Any, *, above: float | None = None, least: float | None = None) -> None:

@@ -11,7 +11,8 @@ from typing import TypeVar
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
-from whalefl.errors import WhaleflError, one_of, require
+from whalefl.errors import WhaleflError, require
+from whalefl.flower.mistakes import first_mistake
 
 TERMS, DEVICE, SERVER = "federation.toml", "device.toml", "server.toml"
 _Settings = TypeVar("_Settings", "DeviceSettings", "ServerSettings")
@@ -30,21 +31,7 @@ def _read(kind: type[_Settings], path: Path) -> _Settings:
     except tomllib.TOMLDecodeError as error:
         raise WhaleflError(f"{path} is not valid TOML: {error}") from error
     except ValidationError as error:
-        raise WhaleflError(f"in {path} {_sentence(error, kind)}") from error
-
-
-def _sentence(error: ValidationError, kind: type[DeviceSettings] | type[ServerSettings]) -> str:
-    """One sentence about the first thing that is wrong."""
-    first = error.errors(include_url=False)[0]
-    key = ".".join(str(part) for part in first["loc"])
-    match first["type"]:
-        case "value_error":
-            return str(first["ctx"]["error"])
-        case "missing":
-            return f"{key} is missing; it must be given"
-        case "unexpected_keyword_argument":
-            return f"{key} is not a known key; it must be {one_of(key, kind.__dataclass_fields__)}"
-    return f"{key} is {first['input']!r}; it must be {first['msg'].removeprefix('Input should be ')}"
+        raise WhaleflError(f"in {path} {first_mistake(error, kind)}") from error
 
 
 @dataclass(frozen=True)

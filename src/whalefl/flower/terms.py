@@ -15,7 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from whalefl import config
 from whalefl.config import Experiment, Values, compose, read_toml
-from whalefl.errors import WhaleflError, one_of, require, require_finite_number, require_one_of
+from whalefl.errors import WhaleflError, require, require_finite_number, require_one_of
+from whalefl.flower.mistakes import first_mistake
 
 _TABLE = "federation"
 _LOCAL = ("data_dir", "device", "engine", "precision")
@@ -101,15 +102,7 @@ def terms_of(values: Values) -> Terms:
     try:
         return TypeAdapter(Terms).validate_json(json.dumps(values, default=str), strict=True, extra="forbid")
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join([_TABLE, *(str(part) for part in first["loc"])])
-        if first["type"] == "value_error":
-            raise WhaleflError(f"{key}.{first['ctx']['error']}") from None
-        if first["type"] == "unexpected_keyword_argument":
-            known = one_of(str(first["loc"][-1]), Terms.__dataclass_fields__)
-            raise WhaleflError(f"{key} is not a known key; it must be {known}") from None
-        wanted = first["msg"].removeprefix("Input should be ")
-        raise WhaleflError(f"{key} is {first['input']!r}; it must be {wanted}") from None
+        raise WhaleflError(first_mistake(error, Terms, _TABLE)) from None
 
 
 def read_deployment(path: Path) -> Deployment:
